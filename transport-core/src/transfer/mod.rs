@@ -166,6 +166,11 @@ impl Transfer {
         self.party.slot().outcome()
     }
 
+    /// As polling the handle as a future, for those who share it.
+    pub fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Outcome> {
+        self.party.slot().poll_outcome(context)
+    }
+
     /// Blocks this thread until the transfer is over. Every transport ends a transfer within the bounds of its
     /// configuration (peer loss, stall), so this returns. Not for async code: await the transfer instead.
     ///
