@@ -17,9 +17,13 @@ mod id;
 mod memory;
 mod region;
 mod submit;
+#[cfg(any(feature = "mem", feature = "fault"))]
+mod timer;
 mod transfer;
 mod transport;
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 #[cfg(feature = "mem")]
 pub mod mem;
 

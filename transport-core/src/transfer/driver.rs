@@ -108,13 +108,17 @@ impl TransferDriver {
     /// Ready once all transfers that this one comes after are delivered, or one of them is not.
     ///
     /// # Errors
-    /// [`TransferError::Dependency`] with the outcome of the first one that failed.
+    /// [`TransferError::Dependency`] with the outcome of one that failed; in a chain, of the one that failed first.
     pub fn poll_dependencies(&mut self, context: &mut Context<'_>) -> Poll<Result<(), TransferError>> {
         let Some(submission) = &mut self.submission else { return Poll::Ready(Ok(())) };
         while let Some(dependency) = submission.after.last() {
             match dependency.slot().poll_follow(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(_)) => drop(submission.after.pop()),
+                // The cause of a chain is kept flat, however long the chain is.
+                Poll::Ready(Err(TransferError::Dependency { cause })) => {
+                    return Poll::Ready(Err(TransferError::Dependency { cause }));
+                }
                 Poll::Ready(Err(cause)) => {
                     return Poll::Ready(Err(TransferError::Dependency { cause: Arc::new(cause) }));
                 }

@@ -196,6 +196,8 @@ impl Slot {
     pub(super) fn finish(&self, result: Result<(), TransferError>, mut submission: Box<Submission>) {
         // Before the outcome is seen, so that whoever saw it finds the memory released.
         submission.clear();
+        // The pool that keeps the slot may belong to what the waker belongs to: do not let them keep each other alive.
+        drop(self.driver.take());
         let (user, followers) = {
             let mut state = self.lock();
             if result.is_ok() {
