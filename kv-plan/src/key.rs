@@ -1,0 +1,230 @@
+//! The names of what a cache is made of.
+
+use std::{fmt, str::FromStr};
+
+use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
+
+/// Which model a buffer belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Part {
+    /// The model that is served.
+    Main,
+    /// The small model that drafts tokens for speculative decoding. Its layers are counted from 0.
+    Draft,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Main => "main",
+            Self::Draft => "draft",
+        })
+    }
+}
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Role {
+    /// Keys of multi-head or grouped-query attention.
+    Key,
+    /// Values of multi-head or grouped-query attention.
+    Value,
+    /// The joint latent of multi-head latent attention; the same on every tensor-parallel rank.
+    Latent,
+    /// Keys of a sparse-attention indexer.
+    Index,
+    /// Convolution state of a linear-attention layer, one slot a request.
+    Conv,
+    /// Recurrent state of a linear-attention layer, one slot a request.
+    Recurrent,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Key => "key",
+            Self::Value => "value",
+            Self::Latent => "latent",
+            Self::Index => "index",
+            Self::Conv => "conv",
+            Self::Recurrent => "recurrent",
+        })
+    }
+}
+
+/// What a buffer is: the name by which buffers of two ranks are paired. Never its place in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BufferKey {
+    /// Which model.
+    pub part: Part,
+    /// The layer's number in the whole model, whatever stage holds it.
+    pub layer: u32,
+    /// What it holds.
+    pub role: Role,
+}
+
+impl BufferKey {
+    /// A key of the main model.
+    pub const fn main(role: Role, layer: u32) -> Self {
+        Self { part: Part::Main, layer, role }
+    }
+
+    /// A key of the draft model.
+    pub const fn draft(role: Role, layer: u32) -> Self {
+        Self { part: Part::Draft, layer, role }
+    }
+}
+
+impl fmt::Display for BufferKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.part {
+            Part::Main => write!(f, "layer {} ({})", self.layer, self.role),
+            Part::Draft => write!(f, "draft layer {} ({})", self.layer, self.role),
+        }
+    }
+}
+
+/// A rank of one side: its pipeline stage and its tensor-parallel rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Rank {
+    /// Pipeline stage, from 0.
+    pub pp: u32,
+    /// Tensor-parallel rank, from 0.
+    pub tp: u32,
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("pp{}.tp{}", self.pp, self.tp))
+    }
+}
+
+/// A text that does not name a rank.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} does not name a rank; write pp and the stage, a point, tp and the tensor rank, as in pp3.tp0")]
+pub struct ParseRankError {
+    text: String,
+}
+
+impl FromStr for Rank {
+    type Err = ParseRankError;
+
+    fn from_str(text: &str) -> Result<Self, ParseRankError> {
+        let parse = || {
+            let (pp, tp) = text.split_once('.')?;
+            Some(Self { pp: pp.strip_prefix("pp")?.parse().ok()?, tp: tp.strip_prefix("tp")?.parse().ok()? })
+        };
+        parse().ok_or_else(|| ParseRankError { text: text.into() })
+    }
+}
+
+/// The number of a page in a rank's buffers. A type of its own, so that a scheduler's logical block number does not become
+/// one by accident. Negative numbers mark absent pages in some systems; every plan refuses them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct PageId(pub i32);
+
+impl PageId {
+    /// The pages with these numbers.
+    pub fn list(pages: &[i32]) -> &[Self] {
+        bytemuck::cast_slice(pages)
+    }
+}
+
+impl fmt::Display for PageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The type of a cache's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Dtype {
+    /// 16-bit brain float.
+    Bf16,
+    /// 16-bit IEEE float.
+    F16,
+    /// 32-bit IEEE float.
+    F32,
+    /// 8-bit float of any of its forms.
+    Fp8,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+            Self::Fp8 => 1,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+            Self::Fp8 => "fp8",
+        })
+    }
+}
+
+/// A text that names no type or order.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not one of {known}")]
+pub struct ParseNameError {
+    text: String,
+    known: &'static str,
+}
+
+impl FromStr for Dtype {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, ParseNameError> {
+        match text {
+            "bf16" | "bfloat16" => Ok(Self::Bf16),
+            "f16" | "fp16" | "float16" | "half" => Ok(Self::F16),
+            "f32" | "fp32" | "float32" | "float" => Ok(Self::F32),
+            "fp8" | "float8_e4m3fn" | "float8_e5m2" => Ok(Self::Fp8),
+            _ => Err(ParseNameError { text: text.into(), known: "bf16, f16, f32, fp8" }),
+        }
+    }
+}
+
+/// How heads and tokens follow each other inside a page of keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Order {
+    /// Token-major, "NHD": `[page][token][head][dim]`.
+    TokenMajor,
+    /// Head-major, "HND": `[page][head][token][dim]`.
+    HeadMajor,
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::TokenMajor => "nhd",
+            Self::HeadMajor => "hnd",
+        })
+    }
+}
+
+impl FromStr for Order {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, ParseNameError> {
+        match text {
+            "nhd" => Ok(Self::TokenMajor),
+            "hnd" => Ok(Self::HeadMajor),
+            _ => Err(ParseNameError { text: text.into(), known: "nhd, hnd" }),
+        }
+    }
+}

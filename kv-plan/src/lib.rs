@@ -1,0 +1,86 @@
+//! Plans which bytes of a KV cache move where between the ranks of a prefill side and those of a decode side. Pure computation:
+//! no I/O, no async, no unsafe code.
+//!
+//! # The idea
+//!
+//! Each rank describes what it holds in a [`CacheLayout`]: a list of buffers, each with a key (part, layer, role), sizes and a
+//! place. Two ranks that meet exchange their layouts, and [`pair`] finds, once, which buffers of the one go into which buffers of the
+//! other: by key, never by place in a list. [`coverage`] checks that the senders of a receiver write all of it, and nothing twice. A
+//! request is then a list of pages on either side, and its [`Plan`] is a product: a few runs of pages, times the tables of the pairing.
+//!
+//! ```text
+//!  prefill, 4 stages                                      decode, 1 stage
+//!  pp0  layers  0..15 ─┐                                  ┌──────────────────────────┐
+//!  pp1  layers 15..30 ─┼─ pair: tables by key ──────────► │ layers 0..61             │
+//!  pp2  layers 30..45 ─┤                                  │ coverage: each layer     │
+//!  pp3  layers 45..61 ─┘                                  │ from exactly one stage   │
+//!                                                         └──────────────────────────┘
+//!  a request, pages  [5, 6, 7, 12, 13, 20] → [100, 101, 102, 103, 104, 200]
+//!  runs              (5 → 100, 3 pages) (12 → 103, 2 pages) (20 → 200, 1 page)
+//!  for each table    src offset = page · 73,728    dst offset = page · 73,728    len = pages · 73,728
+//! ```
+//!
+//! # A worked example
+//!
+//! DeepSeek-V3 keeps one latent of 512 + 64 elements a token and layer: 1,152 bytes in bf16. A page of 64 tokens is 73,728 bytes. The
+//! last of four prefill stages has the layers 45 to 60. Pages 5, 6 and 7 are neighbours, and so are the pages 100, 101 and 102 that
+//! they go to: one slice of 3 · 73,728 = 221,184 bytes from 5 · 73,728 = 368,640 to 100 · 73,728 = 7,372,800, in each of 16 tables.
+//!
+//! ```
+//! use kv_plan::{Dtype, ModelShape, PageId, Plan, Side, coverage, pair};
+//!
+//! let model = ModelShape::from_config_json(
+//!     r#"{"model_type": "deepseek_v3", "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}"#,
+//! )?;
+//! let prefill = "pp=4".parse::<Side>()?.layouts(&model, 64, Dtype::Bf16)?;
+//! let decode = "pp=1".parse::<Side>()?.layouts(&model, 64, Dtype::Bf16)?;
+//!
+//! coverage(&prefill.iter().collect::<Vec<_>>(), &decode[0])?;
+//! let pairing = pair(&prefill[3], &decode[0])?;
+//! assert_eq!(pairing.tables().len(), 16);
+//!
+//! let mut plan = Plan::default();
+//! let (src, dst) = ([5, 6, 7, 12, 13, 20], [100, 101, 102, 103, 104, 200]);
+//! pairing.plan(PageId::list(&src), PageId::list(&dst), &mut plan)?;
+//! let first = plan.slices(&pairing).next().expect("there are three for each table");
+//! assert_eq!((first.src_offset, first.dst_offset, first.len), (368_640, 7_372_800, 221_184));
+//! assert_eq!(plan.slice_count(), 3 * 16);
+//!
+//! // What does not fit is found when two ranks meet.
+//! let short = "pp=1,layers=60".parse::<Side>()?.layouts(&model, 64, Dtype::Bf16)?;
+//! let error = pair(&prefill[3], &short[0]).unwrap_err();
+//! assert_eq!(error.kind(), "missing_layer");
+//! assert!(error.to_string().contains("layer 60"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is covered
+//!
+//! MLA and MHA/GQA models whose layers all have full attention; any pipeline split on either side; equal tensor splits. Different
+//! tensor splits, page sizes and orders, sliding windows, states and indexer keys are refused by name.
+#![forbid(unsafe_code)]
+
+mod coverage;
+mod error;
+mod key;
+mod layout;
+mod model;
+mod pages;
+mod pair;
+mod plan;
+mod routes;
+mod siblings;
+mod side;
+mod validate;
+
+pub use self::{
+    coverage::{Coverage, coverage},
+    error::{LayoutError, Mismatch, PlanError},
+    key::{BufferKey, Dtype, Order, PageId, ParseNameError, ParseRankError, Part, Rank, Role},
+    layout::{Buffer, CacheLayout, Heads, ModelId, Shard},
+    model::{Attention, ConfigError, LayerKind, ModelShape},
+    pair::{Pairing, Select, Table, pair},
+    plan::{Plan, PlanGroup, PlannedSlice, Run},
+    routes::{Routes, routes},
+    side::Side,
+};
