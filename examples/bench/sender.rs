@@ -1,0 +1,69 @@
+//! The sending process: sets a workload up on every lane, and measures the lanes in turn.
+
+use std::sync::Arc;
+
+use crate::{
+    Result,
+    lane::{Lane, MemcpyLane, TcpLane, TransportLane},
+    measure::{self, Run},
+    messages::{Command, Reply},
+    peer::{self, Peer},
+    placement::Placement,
+    report::Line,
+    tables::Tables,
+    transport::{Endpoint, Identity, Kind},
+    workload::{Measure, Workload},
+};
+
+/// Measures one workload: `runs` rounds, in each of which every lane runs once, so that a change of the machine's pace
+/// meets all of them.
+pub(crate) fn measure(workload: &Workload, kinds: &[Kind], runs: usize) -> Result<Vec<Line>> {
+    let mut peer = Peer::start(workload, kinds)?;
+    let mut lanes = open(workload, kinds, &mut peer)?;
+    for lane in &mut lanes {
+        // Memory is touched, connections find their pace; and what has arrived is compared, byte for byte.
+        measure::run(lane.as_mut(), workload, &mut peer)
+            .and_then(|_| lane.verify(workload, &mut peer))
+            .map_err(|error| format!("{} over {}: {error}", workload.name, lane.name()))?;
+    }
+    let mut results: Vec<Vec<Run>> = lanes.iter().map(|_| Vec::with_capacity(runs)).collect();
+    for _ in 0..runs {
+        for (lane, results) in lanes.iter_mut().zip(&mut results) {
+            let run = measure::run(lane.as_mut(), workload, &mut peer);
+            results.push(run.map_err(|error| format!("{} over {}: {error}", workload.name, lane.name()))?);
+        }
+    }
+    let results: Vec<_> = lanes.iter().map(|lane| lane.name()).zip(results).collect();
+    Ok(Line::summarize(workload, &results))
+}
+
+fn open(workload: &Workload, kinds: &[Kind], peer: &mut Peer) -> Result<Vec<Box<dyn Lane>>> {
+    let identities = kinds.iter().map(|_| Identity::new()).collect::<Result<Vec<_>>>()?;
+    peer.command(&Command::Open { identities: identities.iter().map(Identity::public).collect() })?;
+    let (tcp, invitations) = match peer.reply()? {
+        Reply::Opened { tcp, invitations } => (tcp, invitations),
+        other => return Err(peer::unexpected(&other)),
+    };
+    peer.command(&Command::Accept)?;
+    let mut connected = Vec::new();
+    for ((kind, identity), invitation) in kinds.iter().zip(identities).zip(&invitations) {
+        let endpoint = Endpoint::open(*kind, identity, &invitation.identity)?;
+        let receiver = endpoint.connect(invitation.address)?;
+        connected.push((*kind, endpoint, receiver));
+    }
+    let grants = match peer.reply()? {
+        Reply::Accepted { grants } => grants,
+        other => return Err(peer::unexpected(&other)),
+    };
+    let placement = Placement::new(workload);
+    let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
+    for ((kind, endpoint, receiver), grants) in connected.into_iter().zip(&grants) {
+        lanes.push(Box::new(TransportLane::new(workload, &placement, kind, endpoint, receiver, grants)?));
+    }
+    let source = Arc::new(Tables::filled(workload, &placement)?);
+    lanes.push(Box::new(TcpLane::connect(tcp, workload, &placement, Arc::clone(&source))?));
+    if workload.measure == Measure::Throughput {
+        lanes.push(Box::new(MemcpyLane::new(workload, placement, source)?));
+    }
+    Ok(lanes)
+}
