@@ -9,6 +9,7 @@
 //! ```
 
 mod args;
+mod arrivals;
 mod lane;
 mod measure;
 mod messages;

@@ -13,6 +13,8 @@ pub(crate) enum Command {
     Accept,
     /// How much processor time has been used?
     CpuSeconds,
+    /// When did the last `count` writes by this lane reach the program?
+    Arrivals { lane: String, count: usize },
     /// Is everything that came by this lane right?
     Verify { lane: String },
 }
@@ -26,6 +28,8 @@ pub(crate) enum Reply {
     Accepted { grants: Vec<Vec<Vec<u8>>> },
     /// Seconds since the process began.
     CpuSeconds(f64),
+    /// In nanoseconds of the clock that both processes share, in order.
+    Arrivals(Vec<u64>),
     /// Every byte is right.
     Verified,
     /// What went wrong.

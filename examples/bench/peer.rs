@@ -65,6 +65,15 @@ impl Peer {
         }
     }
 
+    /// When the last `count` writes by a lane reached it.
+    pub(crate) fn arrivals(&mut self, lane: &str, count: usize) -> Result<Vec<u64>> {
+        self.command(&Command::Arrivals { lane: lane.into(), count })?;
+        match self.reply()? {
+            Reply::Arrivals(times) => Ok(times),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Has it compare all bytes that came by a lane.
     pub(crate) fn verify(&mut self, lane: &str) -> Result<()> {
         self.command(&Command::Verify { lane: lane.into() })?;

@@ -45,15 +45,29 @@ impl Receiver<'_> {
                 Ok(Reply::Accepted { grants })
             }
             Command::CpuSeconds => Ok(Reply::CpuSeconds(measure::cpu_seconds())),
+            Command::Arrivals { lane, count } => {
+                let arrivals = match self.sink(&lane) {
+                    Some(sink) => sink.arrivals(),
+                    None => self.tcp()?.arrivals(),
+                };
+                arrivals.take(count).map(Reply::Arrivals)
+            }
             Command::Verify { lane } => {
-                let (workload, placement) = (self.workload, &self.placement);
-                match self.sinks.iter().find(|sink| sink.name() == lane) {
-                    Some(sink) => sink.verify(workload, placement)?,
-                    None => self.tcp.as_ref().ok_or("nothing is open")?.verify(workload, placement)?,
+                match self.sink(&lane) {
+                    Some(sink) => sink.verify(self.workload, &self.placement)?,
+                    None => self.tcp()?.verify(self.workload, &self.placement)?,
                 }
                 Ok(Reply::Verified)
             }
         }
+    }
+
+    fn sink(&self, lane: &str) -> Option<&TransportSink> {
+        self.sinks.iter().find(|sink| sink.name() == lane)
+    }
+
+    fn tcp(&self) -> Result<&TcpServer> {
+        self.tcp.as_ref().ok_or_else(|| "nothing is open".into())
     }
 
     fn open(&mut self, identities: &[Vec<u8>]) -> Result<Reply> {

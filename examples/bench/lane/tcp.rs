@@ -16,6 +16,7 @@ use std::{
 use super::Lane;
 use crate::{
     Result,
+    arrivals::Arrivals,
     peer::Peer,
     placement::{Block, Placement},
     tables::Tables,
@@ -81,6 +82,7 @@ impl Lane for TcpLane {
 pub(crate) struct TcpServer {
     address: SocketAddr,
     tables: Arc<Mutex<Tables>>,
+    arrivals: Arrivals,
 }
 
 impl TcpServer {
@@ -88,18 +90,23 @@ impl TcpServer {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         let tables = Arc::new(Mutex::new(Tables::new(workload)?));
-        let (served, workload) = (Arc::clone(&tables), *workload);
+        let arrivals = Arrivals::default();
+        let (served, noted, workload) = (Arc::clone(&tables), arrivals.clone(), *workload);
         thread::Builder::new().name("tcp".into()).spawn(move || {
             // The sender notices: its socket is closed with this thread's.
-            if let Err(error) = serve(&listener, &served, &workload) {
+            if let Err(error) = serve(&listener, &served, &noted, &workload) {
                 eprintln!("bench: TCP receiver: {error}");
             }
         })?;
-        Ok(Self { address, tables })
+        Ok(Self { address, tables, arrivals })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    pub(crate) fn arrivals(&self) -> &Arrivals {
+        &self.arrivals
     }
 
     pub(crate) fn verify(&self, workload: &Workload, placement: &Placement) -> Result<()> {
@@ -107,7 +114,7 @@ impl TcpServer {
     }
 }
 
-fn serve(listener: &TcpListener, tables: &Mutex<Tables>, workload: &Workload) -> io::Result<()> {
+fn serve(listener: &TcpListener, tables: &Mutex<Tables>, arrivals: &Arrivals, workload: &Workload) -> io::Result<()> {
     let (mut stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;
     let lock = || tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,6 +145,7 @@ fn serve(listener: &TcpListener, tables: &Mutex<Tables>, workload: &Workload) ->
                     read => read?,
                 }
                 lock().block_mut(0, 0, bytes.len())?.copy_from_slice(&bytes);
+                arrivals.note();
                 stream.write_all(&[1])?;
             }
         }

@@ -3,13 +3,15 @@
 use std::{sync::Arc, thread};
 
 use transport_core::{
-    Access, Batch, BatchOptions, Group, Memory, PeerId, RegionGrant, RegionId, Run, TablePair, Transport, WriteSlice,
-    next_event,
+    Access, Batch, BatchOptions, Event, Group, Memory, PeerId, RegionGrant, RegionId, Run, TablePair, Transport,
+    WriteSlice, next_event,
 };
 
 use super::Lane;
 use crate::{
-    Result, block_on,
+    Result,
+    arrivals::Arrivals,
+    block_on,
     peer::Peer,
     placement::{self, Placement},
     transport::{Endpoint, Kind},
@@ -130,6 +132,7 @@ pub(crate) struct TransportSink {
     endpoint: Endpoint,
     memory: Vec<Memory>,
     regions: Vec<RegionId>,
+    arrivals: Arrivals,
 }
 
 impl TransportSink {
@@ -137,7 +140,7 @@ impl TransportSink {
         let memory = allocate(workload)?;
         let register = |memory: &Memory| endpoint.transport().register(memory.clone(), Access::REMOTE_WRITE);
         let regions = memory.iter().map(register).collect::<Result<_, _>>().map_err(|failure| failure.cause)?;
-        Ok(Self { kind, endpoint, memory, regions })
+        Ok(Self { kind, endpoint, memory, regions, arrivals: Arrivals::default() })
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -150,13 +153,24 @@ impl TransportSink {
         let transport = self.endpoint.transport();
         let grants = self.regions.iter().map(|region| transport.grant(peer, *region).map(|grant| grant.encode()));
         let grants = grants.collect::<Result<_, _>>()?;
-        let transport = Arc::clone(transport);
+        let (transport, arrivals) = (Arc::clone(transport), self.arrivals.clone());
         thread::Builder::new().name("events".into()).spawn(move || {
-            if let Err(error) = block_on(async { while next_event(&transport).await.is_some() {} }) {
+            let listen = async {
+                while let Some(event) = next_event(&transport).await {
+                    if let Event::Notification { .. } = event {
+                        arrivals.note();
+                    }
+                }
+            };
+            if let Err(error) = block_on(listen) {
                 eprintln!("bench: notifications: {error}");
             }
         })?;
         Ok(grants)
+    }
+
+    pub(crate) fn arrivals(&self) -> &Arrivals {
+        &self.arrivals
     }
 
     pub(crate) fn verify(&self, workload: &Workload, placement: &Placement) -> Result<()> {

@@ -24,6 +24,8 @@ fn line(line: &Line) -> Value {
         ("sender_cpu_s_per_gib", throughput.map(|throughput| throughput.sender_cpu_s_per_gib)),
         ("p50_us", latency.map(|latency| latency.p50_us)),
         ("p99_us", latency.map(|latency| latency.p99_us)),
+        ("notified_p50_us", latency.map(|latency| latency.notified_p50_us)),
+        ("notified_p99_us", latency.map(|latency| latency.notified_p99_us)),
         ("p50_vs_tcp", latency.map(|latency| latency.p50_vs_tcp)),
         ("p99_vs_tcp", latency.map(|latency| latency.p99_vs_tcp)),
     ];

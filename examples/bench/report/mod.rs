@@ -44,10 +44,14 @@ pub(crate) struct Throughput {
 /// Of single small writes.
 #[derive(Debug)]
 pub(crate) struct Latency {
-    /// Microseconds that half of the writes do not exceed.
+    /// Microseconds from submission until delivery is known at the sender, that half of the writes do not exceed.
     pub(crate) p50_us: Summary,
     /// Microseconds that 99 of 100 do not exceed.
     pub(crate) p99_us: Summary,
+    /// Microseconds from submission until the receiving program has the notification, for half of the writes.
+    pub(crate) notified_p50_us: Summary,
+    /// And for 99 of 100.
+    pub(crate) notified_p99_us: Summary,
     /// The median time over that of TCP: lower is faster.
     pub(crate) p50_vs_tcp: Summary,
     /// The same for the 99th percentile.
@@ -93,6 +97,8 @@ impl Latency {
         Self {
             p50_us: Summary::of(runs.iter().map(p50)),
             p99_us: Summary::of(runs.iter().map(p99)),
+            notified_p50_us: Summary::of(runs.iter().map(|run| percentile(&run.notified, 50.0))),
+            notified_p99_us: Summary::of(runs.iter().map(|run| percentile(&run.notified, 99.0))),
             p50_vs_tcp: ratios(lanes, "tcp", p50, runs),
             p99_vs_tcp: ratios(lanes, "tcp", p99, runs),
         }

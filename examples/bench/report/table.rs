@@ -32,6 +32,8 @@ pub(crate) fn render(lines: &[Line]) -> String {
                 [
                     spread(figures.p50_us, 0),
                     spread(figures.p99_us, 0),
+                    spread(figures.notified_p50_us, 0),
+                    spread(figures.notified_p99_us, 0),
                     spread(figures.p50_vs_tcp, 1),
                     spread(figures.p99_vs_tcp, 1),
                     line.runs.to_string(),
@@ -46,7 +48,17 @@ pub(crate) fn render(lines: &[Line]) -> String {
         text += &format!("\n{}\n", table(&header, throughput));
     }
     if !latency.is_empty() {
-        let header = ["pattern", "transport", "p50 µs", "p99 µs", "p50 / TCP", "p99 / TCP", "runs"];
+        let header = [
+            "pattern",
+            "transport",
+            "p50 µs",
+            "p99 µs",
+            "notified p50 µs",
+            "notified p99 µs",
+            "p50 / TCP",
+            "p99 / TCP",
+            "runs",
+        ];
         text += &format!("\n{}\n", table(&header, latency));
     }
     text
