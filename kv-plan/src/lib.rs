@@ -79,7 +79,7 @@ pub use self::{
     key::{BufferKey, Dtype, Order, PageId, ParseNameError, ParseRankError, Part, Rank, Role},
     layout::{Buffer, CacheLayout, Heads, ModelId, Shard},
     model::{Attention, ConfigError, LayerKind, ModelShape},
-    pair::{Pairing, Select, Table, pair},
+    pair::{Pairing, Table, pair},
     plan::{Plan, PlanGroup, PlannedSlice, Run},
     routes::{Routes, routes},
     side::Side,

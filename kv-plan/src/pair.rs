@@ -26,22 +26,12 @@ pub struct Table {
     pub len: u64,
 }
 
-/// Which tables of a pairing a plan is for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Select {
-    /// All of them.
-    #[default]
-    All,
-    /// Those of some layers of one part: a push that goes out layer by layer.
-    Layers(Part, Range<u32>),
-}
-
 /// What moves from one prefill rank to one decode rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pairing {
     prefill_rank: Rank,
     decode_rank: Rank,
+    model_layers: u32,
     page_tokens: u32,
     /// Ordered by key: by part, then layer, then role, so that a range of layers is a range of tables.
     tables: Vec<Table>,
@@ -68,17 +58,21 @@ impl Pairing {
         &self.tables
     }
 
-    /// The tables of a selection, as a range of [`Pairing::tables`].
-    pub fn select(&self, select: &Select) -> Range<usize> {
-        match select {
-            Select::All => 0..self.tables.len(),
-            Select::Layers(part, layers) => {
-                let before = |layer: u32| {
-                    self.tables.partition_point(|table| (table.key.part, table.key.layer) < (*part, layer))
-                };
-                let start = before(layers.start);
-                start..before(layers.end).max(start)
-            }
+    /// The tables of some layers, as a range of [`Pairing::tables`]: for a push that goes out layer by layer.
+    ///
+    /// Layers are counted in the whole main model, whatever stage holds them; the draft model's count on after its last one, so
+    /// that draft layer 0 of a model of 61 layers is 61.
+    pub fn tables_of(&self, layers: Range<u32>) -> Range<usize> {
+        let before = |layer: u32| self.tables.partition_point(|table| self.position(table.key) < u64::from(layer));
+        let start = before(layers.start);
+        start..before(layers.end).max(start)
+    }
+
+    /// A layer's place among those of the main model and then those of the draft model.
+    fn position(&self, key: BufferKey) -> u64 {
+        match key.part {
+            Part::Main => u64::from(key.layer),
+            Part::Draft => u64::from(self.model_layers) + u64::from(key.layer),
         }
     }
 
@@ -127,6 +121,7 @@ pub fn pair(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Pairing, Mism
     let mut pairing = Pairing {
         prefill_rank,
         decode_rank,
+        model_layers: prefill.model.layers,
         page_tokens: prefill.page_tokens,
         tables: Vec::new(),
         page_bytes: 0,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use crate::{
-    BufferKey, PageId, Pairing, PlanError, Select,
+    BufferKey, PageId, Pairing, PlanError,
     pages::{Seen, in_range},
 };
 
@@ -107,16 +107,16 @@ impl Pairing {
     /// [`PlanError`]: lists of different lengths, pages that do not exist on either side, or one twice on the receiving side. The
     /// plan is empty then.
     pub fn plan(&self, src_pages: &[PageId], dst_pages: &[PageId], plan: &mut Plan) -> Result<(), PlanError> {
-        self.plan_selected(&Select::All, src_pages, dst_pages, plan)
+        self.plan_layers(None, src_pages, dst_pages, plan)
     }
 
-    /// As [`Pairing::plan`], for some of the tables.
+    /// As [`Pairing::plan`], for the tables of some layers, which are counted as [`Pairing::tables_of`] does; all with `None`.
     ///
     /// # Errors
     /// As [`Pairing::plan`].
-    pub fn plan_selected(
+    pub fn plan_layers(
         &self,
-        select: &Select,
+        layers: Option<Range<u32>>,
         src_pages: &[PageId],
         dst_pages: &[PageId],
         plan: &mut Plan,
@@ -131,7 +131,7 @@ impl Pairing {
             plan.clear();
             return Err(error);
         }
-        let tables = self.select(select);
+        let tables = layers.map_or(0..self.tables().len(), |layers| self.tables_of(layers));
         let page_bytes = if tables.len() == self.tables().len() {
             self.page_bytes()
         } else {
