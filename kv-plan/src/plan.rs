@@ -131,7 +131,7 @@ impl Pairing {
             plan.clear();
             return Err(error);
         }
-        let tables = layers.map_or(0..self.tables().len(), |layers| self.tables_of(layers));
+        let tables = layers.map_or_else(|| 0..self.tables().len(), |layers| self.tables_of(layers));
         let page_bytes = if tables.len() == self.tables().len() {
             self.page_bytes()
         } else {
