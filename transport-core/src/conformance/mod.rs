@@ -33,7 +33,7 @@ mod wait;
 pub use self::{
     counting::CountingAllocator,
     harness::{Harness, Profile, Sizes},
-    mem::{MemHarness, Wrapped},
+    mem::{MemHarness, Wrapped, WrappedNode},
     trial::{Report, Trial, Verdict, assert_complete, run, run_all, trials},
     wait::block_on,
 };

@@ -25,16 +25,17 @@ trait Nodes: Send + Sync {
     fn start(&self) -> Node;
     fn channels(&self, dialler: &Node, listener: &Node) -> (Arc<dyn ControlChannel>, Arc<dyn ControlChannel>);
     fn kill(&self, node: &Node) -> bool;
+    fn forget(&self, node: &Node);
 }
 
 struct Numbered<H: Harness> {
     harness: H,
-    nodes: Mutex<Vec<Arc<H::Node>>>,
+    nodes: Mutex<Vec<Option<Arc<H::Node>>>>,
 }
 
 impl<H: Harness> Numbered<H> {
     fn node(&self, node: &Node) -> Arc<H::Node> {
-        Arc::clone(&self.nodes.lock().unwrap()[node.number])
+        self.nodes.lock().unwrap()[node.number].clone().expect("the node was not abandoned")
     }
 }
 
@@ -47,7 +48,7 @@ impl<H: Harness> Nodes for Numbered<H> {
         let node = Arc::new(self.harness.start());
         let transport = self.harness.transport(&node);
         let mut nodes = self.nodes.lock().unwrap();
-        nodes.push(node);
+        nodes.push(Some(node));
         Node { number: nodes.len() - 1, transport }
     }
 
@@ -57,6 +58,10 @@ impl<H: Harness> Nodes for Numbered<H> {
 
     fn kill(&self, node: &Node) -> bool {
         self.harness.kill(&self.node(node))
+    }
+
+    fn forget(&self, node: &Node) {
+        self.nodes.lock().unwrap()[node.number] = None;
     }
 }
 
@@ -150,6 +155,17 @@ impl Suite {
 
     pub(super) fn kill(&self, node: &Node) -> bool {
         self.nodes.kill(node)
+    }
+
+    /// Drops both nodes and the channels between them, without a word: first the sender, or first the receiver.
+    pub(super) fn abandon(&mut self, pair: Pair, receiver_first: bool) {
+        let Pair { a, b } = pair;
+        let sides = if receiver_first { [b, a] } else { [a, b] };
+        self.channels.clear();
+        for side in sides {
+            self.started.retain(|node| node.number != side.node.number);
+            self.nodes.forget(&side.node);
+        }
     }
 
     /// A registered piece of memory full of random bytes.

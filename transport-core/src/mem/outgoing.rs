@@ -102,9 +102,8 @@ impl Outgoing {
         let Some(remote) = self.peer.remote() else { return Err(self.lost()) };
         let mut budget = TURN_BYTES;
         for _ in 0..TURN_SLICES {
-            let slice = match self.rest.take().or_else(|| self.driver.batch().next(&mut self.cursor)) {
-                Some(slice) => slice,
-                None => return Ok(true),
+            let Some(slice) = self.rest.take().or_else(|| self.driver.batch().next(&mut self.cursor)) else {
+                return Ok(true);
             };
             let piece = WriteSlice { len: slice.len.min(budget), ..slice };
             self.write(&remote, slice, piece)?;
