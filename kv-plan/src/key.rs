@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Which model a buffer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Part {
     /// The model that is served.
@@ -26,6 +27,7 @@ impl fmt::Display for Part {
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Role {
     /// Keys of multi-head or grouped-query attention.
@@ -113,9 +115,11 @@ impl FromStr for Rank {
     type Err = ParseRankError;
 
     fn from_str(text: &str) -> Result<Self, ParseRankError> {
+        // Digits alone: "pp+3" is a number to `parse`, but names no rank.
+        let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
         let parse = || {
             let (pp, tp) = text.split_once('.')?;
-            Some(Self { pp: pp.strip_prefix("pp")?.parse().ok()?, tp: tp.strip_prefix("tp")?.parse().ok()? })
+            Some(Self { pp: number(pp.strip_prefix("pp")?)?, tp: number(tp.strip_prefix("tp")?)? })
         };
         parse().ok_or_else(|| ParseRankError { text: text.into() })
     }
@@ -142,6 +146,7 @@ impl fmt::Display for PageId {
 
 /// The type of a cache's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Dtype {
     /// 16-bit brain float.
@@ -203,8 +208,10 @@ impl FromStr for Dtype {
 #[non_exhaustive]
 pub enum Order {
     /// Token-major, "NHD": `[page][token][head][dim]`.
+    #[serde(rename = "nhd")]
     TokenMajor,
     /// Head-major, "HND": `[page][head][token][dim]`.
+    #[serde(rename = "hnd")]
     HeadMajor,
 }
 
@@ -228,3 +235,6 @@ impl FromStr for Order {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

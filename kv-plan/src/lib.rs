@@ -4,8 +4,8 @@
 //! # The idea
 //!
 //! Each rank describes what it holds in a [`CacheLayout`]: a list of buffers, each with a key (part, layer, role), sizes and a
-//! place. Two ranks that meet exchange their layouts, and [`pair`] finds, once, which buffers of the one go into which buffers of the
-//! other: by key, never by place in a list. [`coverage`] checks that the senders of a receiver write all of it, and nothing twice. A
+//! place. Two ranks that meet exchange their layouts, and [`pair()`] finds, once, which buffers of the one go into which buffers of the
+//! other: by key, never by place in a list. [`coverage()`] checks that the senders of a receiver write all of it, and nothing twice. A
 //! request is then a list of pages on either side, and its [`Plan`] is a product: a few runs of pages, times the tables of the pairing.
 //!
 //! ```text
@@ -75,7 +75,7 @@ mod validate;
 
 pub use self::{
     coverage::{Coverage, coverage},
-    error::{LayoutError, Mismatch, PlanError},
+    error::{End, LayoutError, Mismatch, PlanError},
     key::{BufferKey, Dtype, Order, PageId, ParseNameError, ParseRankError, Part, Rank, Role},
     layout::{Buffer, CacheLayout, Heads, ModelId, Shard},
     model::{Attention, ConfigError, LayerKind, ModelShape},

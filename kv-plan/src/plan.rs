@@ -4,10 +4,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{
-    BufferKey, PageId, Pairing, PlanError,
-    pages::{Seen, in_range},
-};
+use crate::{BufferKey, PageId, Pairing, PlanError, pages::Seen};
 
 /// `count` neighbouring pages on both sides: `src`, `src + 1`, … become `dst`, `dst + 1`, ….
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
@@ -54,6 +51,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// An empty plan with room for so many runs: a request never has more than pages.
+    pub fn with_capacity(runs: usize) -> Self {
+        Self { runs: Vec::with_capacity(runs), groups: Vec::with_capacity(1), ..Self::default() }
+    }
+
     /// The groups. Each moves all of its runs for all of its tables.
     pub fn groups(&self) -> &[PlanGroup] {
         &self.groups
@@ -74,17 +76,22 @@ impl Plan {
         self.groups.iter().map(|group| group.runs.len() as u64 * group.tables.len() as u64).sum()
     }
 
+    /// Whether nothing moves.
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
     /// The slices, merged and written out, by table and then in the order of the page lists.
     pub fn slices<'a>(&'a self, pairing: &'a Pairing) -> impl Iterator<Item = PlannedSlice> + 'a {
         self.groups.iter().flat_map(move |group| {
             let tables = pairing.tables().get(group.tables.clone()).unwrap_or_default();
             tables.iter().flat_map(move |table| {
-                // Planning has checked that none of this overflows.
+                // None of this overflows for the pairing that the plan was made with: its buffers lie inside their regions.
                 self.runs(group).iter().map(move |run| PlannedSlice {
                     key: table.key,
-                    src_offset: run.src * table.src_stride,
-                    dst_offset: run.dst * table.dst_stride,
-                    len: run.count * table.len,
+                    src_offset: run.src.saturating_mul(table.src_stride),
+                    dst_offset: run.dst.saturating_mul(table.dst_stride),
+                    len: run.count.saturating_mul(table.len),
                 })
             })
         })
@@ -125,9 +132,8 @@ impl Pairing {
         if src_pages.len() != dst_pages.len() {
             return Err(PlanError::PageCount { prefill: src_pages.len(), decode: dst_pages.len() });
         }
-        plan.seen.check_destination(dst_pages, self.dst_pages(), self.decode_rank())?;
-        let result = self.runs(src_pages, dst_pages, &mut plan.runs);
-        if let Err(error) = result {
+        let checked = self.runs(src_pages, dst_pages, &mut plan.runs);
+        if let Err(error) = checked.and_then(|()| plan.seen.check(dst_pages, self.decode_rank())) {
             plan.clear();
             return Err(error);
         }
@@ -135,7 +141,7 @@ impl Pairing {
         let page_bytes = if tables.len() == self.tables().len() {
             self.page_bytes()
         } else {
-            // A part of a sum that was checked when the two ranks were paired.
+            // Part of a sum that was checked when the two ranks were paired.
             self.tables().get(tables.clone()).unwrap_or_default().iter().map(|table| table.len).sum()
         };
         match page_bytes.checked_mul(src_pages.len() as u64) {
@@ -154,8 +160,8 @@ impl Pairing {
     fn runs(&self, src_pages: &[PageId], dst_pages: &[PageId], runs: &mut Vec<Run>) -> Result<(), PlanError> {
         let mut current: Option<Run> = None;
         for (place, (src, dst)) in src_pages.iter().zip(dst_pages).enumerate() {
-            let src = u64::from(in_range(*src, place, self.src_pages(), self.prefill_rank())?);
-            let dst = u64::from(in_range(*dst, place, self.dst_pages(), self.decode_rank())?);
+            let src = u64::from(self.src_limit().check(*src, place)?);
+            let dst = u64::from(self.dst_limit().check(*dst, place)?);
             match &mut current {
                 Some(run) if run.src + run.count == src && run.dst + run.count == dst => run.count += 1,
                 _ => runs.extend(current.replace(Run { src, dst, count: 1 })),
@@ -165,3 +171,6 @@ impl Pairing {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! What the other ranks of a side hold, as far as one rank's layout tells.
+//! What the other ranks of a side hold, as far as one rank's layout tells. [`CacheLayout::validate`] bounds how much that is.
 
 use crate::{Buffer, BufferKey, CacheLayout, Heads, Part, Rank, Role};
 
@@ -34,7 +34,9 @@ fn sibling(layout: &CacheLayout, templates: &[(Part, Role, Buffer)], rank: Rank)
                 key: BufferKey { part: *part, layer, role: *role },
                 region: u32::try_from(regions.len()).unwrap_or(u32::MAX),
                 offset: 0,
-                heads: template.heads.map(|heads| heads_of(heads, shard.tp, rank.tp)),
+                heads: template
+                    .heads
+                    .map(|heads| Heads { count: heads.count, ..Heads::of_rank(heads.total, shard.tp, rank.tp) }),
                 ..*template
             });
             regions.push(u64::from(template.page_count).saturating_mul(template.page_bytes));
@@ -45,8 +47,5 @@ fn sibling(layout: &CacheLayout, templates: &[(Part, Role, Buffer)], rank: Rank)
     CacheLayout { shard, buffers, regions, ..layout.clone() }
 }
 
-/// The heads of a tensor rank, where every rank has as many as `heads` says.
-fn heads_of(heads: Heads, tp: u32, tp_rank: u32) -> Heads {
-    let first = u64::from(tp_rank) * u64::from(heads.total) / u64::from(tp.max(1));
-    Heads { first: u32::try_from(first).unwrap_or(u32::MAX), ..heads }
-}
+#[cfg(test)]
+mod tests;

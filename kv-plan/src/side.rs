@@ -2,9 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::{
-    Buffer, BufferKey, CacheLayout, Dtype, Heads, Mismatch, ModelId, ModelShape, Order, Part, Rank, Role, Shard,
-};
+use crate::{Buffer, BufferKey, CacheLayout, Dtype, Heads, Mismatch, ModelShape, Order, Part, Rank, Role, Shard};
 
 /// How one side (prefill or decode) of a cluster is configured.
 ///
@@ -56,7 +54,8 @@ impl Default for Side {
 impl FromStr for Side {
     type Err = Mismatch;
 
-    /// Reads `key=value` pairs separated by commas; keys that are not given keep their defaults.
+    /// Reads `key=value` pairs separated by commas; keys that are not given keep their defaults. `layers` without `pp` gives
+    /// the number of stages too.
     fn from_str(text: &str) -> Result<Self, Mismatch> {
         let error = |problem: String| Mismatch::Side { side: format!("{text:?}"), problem };
         let mut side = Self::default();
@@ -91,6 +90,9 @@ impl FromStr for Side {
                 }
             }
         }
+        if let (Some(layers), false) = (&side.layers, given.contains(&"pp")) {
+            side.pp = u32::try_from(layers.len()).unwrap_or(u32::MAX);
+        }
         Ok(side)
     }
 }
@@ -108,32 +110,51 @@ impl Side {
     /// The layout of each rank, ordered by rank. Each buffer is a region of its own. `page_tokens` and `dtype` are those of the
     /// cluster, where the side has none of its own.
     ///
-    /// The layers of a side need not add up to the model's: whether the two sides fit is what [`pair`](crate::pair) finds out.
+    /// The layers of a side need not add up to the model's: whether the two sides fit is what [`pair`](crate::pair()) finds out.
     ///
     /// # Errors
     /// [`Mismatch`] of kind `config` for a side that contradicts itself or a model that cannot be planned yet, and of kind
     /// `split` for heads that do not divide by the tensor ranks.
     pub fn layouts(&self, model: &ModelShape, page_tokens: u32, dtype: Dtype) -> Result<Vec<CacheLayout>, Mismatch> {
         if let Some(what) = model.uncovered() {
-            return Err(Mismatch::Uncovered { model: model.name().into(), what });
+            return Err(Mismatch::Unsupported { model: model.name().into(), what });
         }
         let error = |problem: String| Mismatch::Side { side: self.to_string(), problem };
+        // Before anything is allocated by these numbers.
+        let ranks = u64::from(self.pp).saturating_mul(self.tp.into());
+        if self.pp == 0
+            || self.tp == 0
+            || u64::from(self.pp) > CacheLayout::MAX_STAGES as u64
+            || ranks > CacheLayout::MAX_RANKS
+        {
+            return Err(error(format!(
+                "{} stages of {} ranks are not possible; a side has up to {} stages and {} ranks",
+                self.pp,
+                self.tp,
+                CacheLayout::MAX_STAGES,
+                CacheLayout::MAX_RANKS
+            )));
+        }
         let stages = self.stages(model.layer_count());
         if stages.len() != self.pp as usize {
-            let problem = format!(
+            return Err(error(format!(
                 "layers gives {} stages, but pp={}; give as many layer counts as stages",
                 stages.len(),
                 self.pp
-            );
-            return Err(error(problem));
+            )));
         }
-        let total: u64 = stages.iter().map(|layers| u64::from(*layers)).sum::<u64>() + u64::from(self.draft);
-        let ranks = u64::from(self.pp) * u64::from(self.tp);
-        if total > u64::from(crate::model::MAX_LAYERS) || ranks > CacheLayout::MAX_RANKS {
+        if let Some(stage) = stages.iter().position(|layers| *layers == 0) {
             return Err(error(format!(
-                "{total} layers on {ranks} ranks are more than the limits of {} and {}",
-                crate::model::MAX_LAYERS,
-                CacheLayout::MAX_RANKS
+                "stage {stage} has no layers; give each stage one at least, or use fewer stages"
+            )));
+        }
+        let layers = stages.iter().map(|layers| u64::from(*layers)).sum::<u64>() + u64::from(self.draft);
+        let buffers = layers.saturating_mul(model.attention().roles().len() as u64).saturating_mul(self.tp.into());
+        if layers > u64::from(CacheLayout::MAX_LAYERS) || buffers > CacheLayout::MAX_SIDE_BUFFERS {
+            return Err(error(format!(
+                "{layers} layers and {buffers} buffers on all ranks are more than the limits of {} and {}",
+                CacheLayout::MAX_LAYERS,
+                CacheLayout::MAX_SIDE_BUFFERS
             )));
         }
         let page_tokens = self.page_tokens.unwrap_or(page_tokens);
@@ -141,7 +162,7 @@ impl Side {
         let ranks = (0..self.pp).flat_map(|pp| (0..self.tp).map(move |tp| Rank { pp, tp }));
         ranks
             .map(|rank| {
-                let shard = Shard { rank, stages: stages.clone(), tp: self.tp, draft_layers: self.draft };
+                let shard = Shard::new(rank, stages.clone(), self.tp).with_draft_layers(self.draft);
                 let layout = self.layout(model, page_tokens, dtype, shard)?;
                 layout.validate().map_err(|problem| error(problem.to_string()))?;
                 Ok(layout)
@@ -156,66 +177,59 @@ impl Side {
         dtype: Dtype,
         shard: Shard,
     ) -> Result<CacheLayout, Mismatch> {
-        let rank = shard.rank;
-        let parts = [(Part::Main, shard.stage_layers(rank.pp)), (Part::Draft, shard.draft_layers_of(rank.pp))];
-        let mut buffers = Vec::new();
-        let mut regions = Vec::new();
-        for (part, layers) in parts {
+        let error = |problem: String| Mismatch::Side { side: self.to_string(), problem };
+        let mut layout = CacheLayout::new(model, shard, page_tokens, dtype).with_order(self.order);
+        for part in [Part::Main, Part::Draft] {
             for role in model.attention().roles() {
-                for layer in layers.clone() {
-                    let (token_bytes, heads) = token(model, *role, dtype, self.tp, rank.tp)?;
-                    let page_bytes = u64::from(page_tokens).checked_mul(token_bytes);
-                    let len = page_bytes.and_then(|bytes| bytes.checked_mul(u64::from(self.pages)));
-                    let (Some(page_bytes), Some(len)) = (page_bytes, len) else {
-                        let problem = format!(
-                            "{} pages of {page_tokens} tokens of {token_bytes} bytes do not fit 64 bits",
-                            self.pages
-                        );
-                        return Err(Mismatch::Side { side: self.to_string(), problem });
-                    };
-                    buffers.push(Buffer {
-                        key: BufferKey { part, layer, role: *role },
-                        region: u32::try_from(regions.len()).unwrap_or(u32::MAX),
-                        offset: 0,
-                        token_bytes,
-                        page_bytes,
-                        page_count: self.pages,
-                        heads,
-                    });
-                    regions.push(len);
+                let (token_bytes, heads) = self.token(model, *role, dtype, layout.rank().tp)?;
+                for layer in layout.shard.own_layers(part) {
+                    let key = BufferKey { part, layer, role: *role };
+                    let mut buffer = Buffer::new(key, 0, 0, page_tokens, token_bytes, self.pages);
+                    buffer.heads = heads;
+                    let len = buffer.total_bytes().filter(|_| buffer.page_bytes != u64::MAX);
+                    let len = len.ok_or_else(|| {
+                        let Self { pages, .. } = self;
+                        error(format!(
+                            "{pages} pages of {page_tokens} tokens of {token_bytes} bytes do not fit 64 bits"
+                        ))
+                    })?;
+                    buffer.region = layout.add_region(len);
+                    layout.add_buffer(buffer);
                 }
             }
         }
-        let model =
-            ModelId { name: model.name().into(), fingerprint: model.fingerprint(), layers: model.layer_count() };
-        Ok(CacheLayout { model, page_tokens, dtype, order: self.order, shard, buffers, regions })
+        Ok(layout)
     }
-}
 
-/// Bytes of a token in a buffer of a role on a tensor rank, and its heads there.
-fn token(
-    model: &ModelShape,
-    role: Role,
-    dtype: Dtype,
-    tp: u32,
-    tp_rank: u32,
-) -> Result<(u64, Option<Heads>), Mismatch> {
-    let Some((dim, total)) = model.attention().geometry(role) else {
-        let what = format!("{role} buffers");
-        return Err(Mismatch::Uncovered { model: model.name().into(), what });
-    };
-    let head_bytes = u64::from(dim) * dtype.bytes();
-    let Some(total) = total else { return Ok((head_bytes, None)) };
-    let count = if total.is_multiple_of(tp) {
-        total / tp
-    } else if tp.is_multiple_of(total) {
-        1
-    } else {
-        return Err(Mismatch::IndivisibleHeads { heads: total, tp });
-    };
-    let first = u64::from(tp_rank) * u64::from(total) / u64::from(tp);
-    let heads = Heads { first: u32::try_from(first).unwrap_or(u32::MAX), count, total };
-    Ok((head_bytes * u64::from(count), Some(heads)))
+    /// Bytes of a token in a buffer of a role on a tensor rank, and its heads there.
+    fn token(
+        &self,
+        model: &ModelShape,
+        role: Role,
+        dtype: Dtype,
+        tp_rank: u32,
+    ) -> Result<(u64, Option<Heads>), Mismatch> {
+        let Some((dim, total)) = model.attention().geometry(role) else {
+            let what = format!("its {role} buffers");
+            return Err(Mismatch::Unsupported { model: model.name().into(), what });
+        };
+        // 32 bits times at most 4.
+        let head_bytes = u64::from(dim) * dtype.bytes();
+        let Some(total) = total else { return Ok((head_bytes, None)) };
+        let tp = self.tp;
+        let count = if total.is_multiple_of(tp) {
+            total / tp
+        } else if tp.is_multiple_of(total) {
+            1
+        } else {
+            return Err(Mismatch::IndivisibleHeads { side: self.to_string(), heads: total, tp });
+        };
+        let token_bytes = head_bytes.checked_mul(count.into()).ok_or_else(|| {
+            let problem = format!("{count} heads of {head_bytes} bytes do not fit 64 bits");
+            Mismatch::Side { side: self.to_string(), problem }
+        })?;
+        Ok((token_bytes, Some(Heads::of_rank(total, tp, tp_rank))))
+    }
 }
 
 impl std::fmt::Display for Side {
@@ -238,3 +252,6 @@ impl std::fmt::Display for Side {
         write!(f, ",pages={}", self.pages)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,9 @@
 //! Whether a layout contradicts itself. It may come from a peer, so every number is hostile: all arithmetic is checked, and
 //! time and memory are bounded by the length of what came.
 
-use crate::{Buffer, CacheLayout, LayoutError, Order, Part, Role};
+use crate::{Buffer, CacheLayout, LayoutError, Part, Role};
+
+const MAX_NAME_BYTES: u64 = 256;
 
 pub(crate) fn validate(layout: &CacheLayout) -> Result<(), LayoutError> {
     limits(layout)?;
@@ -15,46 +17,48 @@ pub(crate) fn validate(layout: &CacheLayout) -> Result<(), LayoutError> {
 }
 
 fn limits(layout: &CacheLayout) -> Result<(), LayoutError> {
-    let over = |what, given: usize, max| Err(LayoutError::TooMany { what, given: given as u64, max: max as u64 });
-    if layout.buffers.len() > CacheLayout::MAX_BUFFERS {
-        return over("buffers", layout.buffers.len(), CacheLayout::MAX_BUFFERS);
-    }
-    if layout.regions.len() > CacheLayout::MAX_REGIONS {
-        return over("regions", layout.regions.len(), CacheLayout::MAX_REGIONS);
-    }
-    if layout.model.name.len() > 256 {
-        return over("bytes in the model's name", layout.model.name.len(), 256);
-    }
-    if layout.model.layers > crate::model::MAX_LAYERS {
-        return over("layers", layout.model.layers as usize, crate::model::MAX_LAYERS as usize);
-    }
+    let most = |what, given: u64, max: u64| match given <= max {
+        true => Ok(()),
+        false => Err(LayoutError::TooMany { what, given, max }),
+    };
     let shard = &layout.shard;
+    most("buffers", layout.buffers.len() as u64, CacheLayout::MAX_BUFFERS as u64)?;
+    most("regions", layout.regions.len() as u64, CacheLayout::MAX_REGIONS as u64)?;
+    most("bytes in the model's name", layout.model.name.len() as u64, MAX_NAME_BYTES)?;
+    most("layers of the model", layout.model.layers.into(), CacheLayout::MAX_LAYERS.into())?;
+    most("stages", shard.stages.len() as u64, CacheLayout::MAX_STAGES as u64)?;
     let ranks = (shard.stages.len() as u64).saturating_mul(u64::from(shard.tp));
-    if ranks > CacheLayout::MAX_RANKS {
-        return Err(LayoutError::TooMany { what: "ranks", given: ranks, max: CacheLayout::MAX_RANKS });
-    }
+    most("ranks", ranks, CacheLayout::MAX_RANKS)?;
+    // Stages are few, so the sum fits 64 bits.
     let layers = shard.stages.iter().map(|layers| u64::from(*layers)).sum::<u64>() + u64::from(shard.draft_layers);
-    if layers > u64::from(crate::model::MAX_LAYERS) {
-        return Err(LayoutError::TooMany {
-            what: "layers on all stages",
-            given: layers,
-            max: u64::from(crate::model::MAX_LAYERS),
-        });
-    }
-    Ok(())
+    most("layers on all stages", layers, CacheLayout::MAX_LAYERS.into())?;
+    let mut roles: Vec<Role> = layout.buffers.iter().map(|buffer| buffer.key.role).collect();
+    roles.sort_unstable();
+    roles.dedup();
+    let side_buffers = (roles.len() as u64).saturating_mul(layers).saturating_mul(shard.tp.into());
+    most("buffers on all ranks", side_buffers, CacheLayout::MAX_SIDE_BUFFERS)
 }
 
 fn shard(layout: &CacheLayout) -> Result<(), LayoutError> {
     let shard = &layout.shard;
     let rank = layout.rank();
-    if layout.page_tokens == 0 {
-        return Err(LayoutError::Zero { what: "page_tokens" });
+    if layout.model.name.contains(char::is_control) {
+        return Err(LayoutError::Name { name: layout.model.name.clone() });
     }
-    if shard.tp == 0 || shard.stages.is_empty() {
-        return Err(LayoutError::Zero { what: "stages or tensor ranks" });
+    let sizes = [
+        ("the number of tokens of a page", layout.page_tokens),
+        ("the number of stages", shard.stage_count()),
+        ("the number of tensor ranks", shard.tp),
+        ("the number of layers of a stage", shard.stages.iter().copied().min().unwrap_or(0)),
+    ];
+    if let Some((what, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+        return Err(LayoutError::Zero { what });
     }
     if rank.pp >= shard.stage_count() || rank.tp >= shard.tp {
         return Err(LayoutError::Rank { rank, stages: shard.stage_count(), tp: shard.tp });
+    }
+    if !layout.buffers.iter().any(|buffer| buffer.key.part == Part::Main) {
+        return Err(LayoutError::NoBuffers { rank });
     }
     Ok(())
 }
@@ -62,7 +66,7 @@ fn shard(layout: &CacheLayout) -> Result<(), LayoutError> {
 fn sizes(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
     let key = buffer.key;
     if buffer.token_bytes == 0 || buffer.page_count == 0 {
-        return Err(LayoutError::Zero { what: "token_bytes or page_count of a buffer" });
+        return Err(LayoutError::Zero { what: "the number of bytes of a token, or of pages of a buffer," });
     }
     let expected = u64::from(layout.page_tokens).checked_mul(buffer.token_bytes);
     if expected != Some(buffer.page_bytes) {
@@ -85,26 +89,20 @@ fn sizes(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
         None if by_heads => return Err(LayoutError::NoHeads { key }),
         None => {}
     }
-    if layout.order == Order::HeadMajor && by_heads && buffer.heads.is_none() {
-        return Err(LayoutError::NoHeads { key });
-    }
     Ok(())
 }
 
 fn place(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
     let key = buffer.key;
     let (shard, rank) = (&layout.shard, layout.rank());
-    let owned = match key.part {
-        Part::Main => shard.stage_layers(rank.pp),
-        Part::Draft => shard.draft_layers_of(rank.pp),
-    };
+    let owned = shard.own_layers(key.part);
     if !owned.contains(&key.layer) {
         return Err(LayoutError::NotOwned { key, rank, first: owned.start, end: owned.end });
     }
     let Some(region_len) = layout.region_len(buffer.region) else {
         return Err(LayoutError::NoRegion { key, region: buffer.region, regions: layout.regions.len() });
     };
-    match extent(buffer) {
+    match buffer.extent() {
         Some((_, end)) if end <= region_len => Ok(()),
         _ => Err(LayoutError::OutsideRegion {
             key,
@@ -114,11 +112,6 @@ fn place(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
             region_len,
         }),
     }
-}
-
-fn extent(buffer: &Buffer) -> Option<(u64, u64)> {
-    let len = u64::from(buffer.page_count).checked_mul(buffer.page_bytes)?;
-    Some((buffer.offset, buffer.offset.checked_add(len)?))
 }
 
 fn duplicates(layout: &CacheLayout) -> Result<(), LayoutError> {
@@ -134,7 +127,7 @@ fn overlaps(layout: &CacheLayout) -> Result<(), LayoutError> {
     let mut places: Vec<_> = layout
         .buffers
         .iter()
-        .filter_map(|buffer| extent(buffer).map(|(start, end)| (buffer.region, start, end, buffer.key)))
+        .filter_map(|buffer| buffer.extent().map(|(start, end)| (buffer.region, start, end, buffer.key)))
         .collect();
     places.sort_unstable();
     for pair in places.windows(2) {
@@ -147,3 +140,6 @@ fn overlaps(layout: &CacheLayout) -> Result<(), LayoutError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
