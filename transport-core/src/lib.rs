@@ -24,6 +24,8 @@ mod transport;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "fault")]
+pub mod fault;
 #[cfg(feature = "mem")]
 pub mod mem;
 

@@ -174,6 +174,21 @@ impl RegionTable {
         Ok(region)
     }
 
+    /// Mirrors a region of another table under its name. The table is used for nothing else then.
+    #[cfg(feature = "fault")]
+    pub(crate) fn insert_as(&self, id: RegionId, memory: Memory, access: Access) {
+        let mut inner = self.write();
+        let place = id.index as usize;
+        if inner.slots.len() <= place {
+            inner.slots.resize_with(place + 1, || Slot::Free(0));
+        }
+        inner.free.retain(|free| *free != id.index);
+        if let Some(slot) = inner.slots.get_mut(place) {
+            let entry = Arc::new(Entry { id, access, memory, released: ReleaseOnDrop(Arc::default()) });
+            *slot = Slot::Used(RegionRef { entry });
+        }
+    }
+
     /// Looks a region up.
     ///
     /// # Errors

@@ -56,14 +56,23 @@ impl Harness for MemHarness {
 pub struct Wrapped<H> {
     inner: H,
     wrap: Wrap,
+    profile: Profile,
 }
 
 type Wrap = Box<dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport> + Send + Sync>;
 
-impl<H> Wrapped<H> {
+impl<H: Harness> Wrapped<H> {
     /// Wraps each transport of `inner` with `wrap`.
     pub fn new(inner: H, wrap: impl Fn(Arc<dyn Transport>) -> Arc<dyn Transport> + Send + Sync + 'static) -> Self {
-        Self { inner, wrap: Box::new(wrap) }
+        let profile = inner.profile();
+        Self { inner, wrap: Box::new(wrap), profile }
+    }
+
+    /// Changes what the suite may assume, for a wrapper with limits of its own.
+    #[must_use]
+    pub fn with_profile(mut self, change: impl FnOnce(&mut Profile)) -> Self {
+        change(&mut self.profile);
+        self
     }
 }
 
@@ -84,7 +93,7 @@ impl<H: Harness> Harness for Wrapped<H> {
     type Node = WrappedNode<H::Node>;
 
     fn profile(&self) -> Profile {
-        self.inner.profile()
+        self.profile.clone()
     }
 
     fn start(&self) -> Self::Node {
