@@ -11,5 +11,5 @@ use transport_core::{
 static COUNTING: CountingAllocator = CountingAllocator;
 
 transport_core::conformance_tests!(Wrapped::new(MemHarness::new(), |transport| {
-    Arc::new(FaultTransport::new(transport, FaultPlan::new(0)).unwrap())
+    Arc::new(FaultTransport::new(transport, FaultPlan::new(0)).unwrap_or_else(|error| panic!("no thread: {error}")))
 }));

@@ -17,7 +17,7 @@ fn harness() -> Wrapped<MemHarness> {
             .sometimes(9, Fault::Delay(Duration::from_micros(300)))
             .sometimes(9, Fault::Reorder { batches: 2, at_most: Duration::from_millis(1) })
             .sometimes(9, Fault::CompleteLate(Duration::from_micros(300)));
-        Arc::new(FaultTransport::new(transport, plan).unwrap())
+        Arc::new(FaultTransport::new(transport, plan).unwrap_or_else(|error| panic!("no thread: {error}")))
     });
     wrapped.with_profile(|profile| {
         profile.max_in_flight = FaultTransport::<Arc<dyn transport_core::Transport>>::MAX_IN_FLIGHT

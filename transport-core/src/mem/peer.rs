@@ -102,12 +102,12 @@ impl Peer {
             End::Lost(reason) => Some(reason.to_string()),
             End::Disconnected | End::Closed(_) => None,
         };
-        if self.end.set(end).is_err() {
-            // Somebody else ends it; wait until the gate is closed all the same.
-            drop(self.gate.write());
+        let first = self.end.set(end).is_ok();
+        // By whoever comes second too: the first may not have got here yet.
+        *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
+        if !first {
             return;
         }
-        *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
         self.host.forget_peer(self);
         self.permits.close();
         let remote = self.lock_remote().take();
