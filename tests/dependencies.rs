@@ -1,0 +1,56 @@
+//! The arrows between the crates, as docs/ARCHITECTURE.md draws them, checked on what cargo really resolves.
+
+use std::{collections::BTreeSet, process::Command};
+
+const OURS: [&str; 4] = ["kv-plan", "transport-core", "transport-quic", "kvferry"];
+
+/// Names of all packages that a package needs to be built with all its features, tests left out.
+fn tree(package: &str) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--offline", "--locked", "--all-features", "--edges", "normal,build", "--prefix", "none"])
+        .args(["--format", "{p}", "--package", package])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+    let names: BTreeSet<String> = String::from_utf8(output.stdout)
+        .expect("cargo prints UTF-8")
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != package)
+        .map(str::to_owned)
+        .collect();
+    assert!(!names.is_empty(), "{package} has dependencies");
+    names
+}
+
+fn ours(package: &str) -> Vec<String> {
+    tree(package).into_iter().filter(|name| OURS.contains(&name.as_str())).collect()
+}
+
+#[test]
+fn dependencies_run_one_way() {
+    assert_eq!(ours("kv-plan"), Vec::<String>::new());
+    assert_eq!(ours("transport-core"), Vec::<String>::new());
+    assert_eq!(ours("transport-quic"), ["transport-core"]);
+    assert_eq!(ours("kvferry"), ["kv-plan", "transport-core", "transport-quic"]);
+}
+
+#[test]
+fn the_contract_pulls_in_no_runtime_no_network_and_no_ffi() {
+    let tree = tree("transport-core");
+    for banned in ["tokio", "quinn", "quinn-proto", "rustls", "ring", "libc", "ibverbs-sys", "libloading", "cc"] {
+        assert!(!tree.contains(banned), "transport-core depends on {banned}");
+    }
+}
+
+#[test]
+fn planning_is_pure() {
+    let allowed = [
+        "bytemuck", "bytemuck_derive", "itoa", "memchr", "proc-macro2", "quote", "ryu", "serde", "serde_core", "serde_derive",
+        "serde_json", "syn", "thiserror", "thiserror-impl", "unicode-ident", "zmij",
+    ];
+    for name in tree("kv-plan") {
+        assert!(allowed.contains(&name.as_str()), "kv-plan depends on {name}");
+    }
+}
