@@ -44,7 +44,9 @@ fn sibling(layout: &CacheLayout, templates: &[(Part, Role, Buffer)], rank: Rank)
     }
     let mut shard = shard.clone();
     shard.rank = rank;
-    CacheLayout { shard, buffers, regions, ..layout.clone() }
+    // Each field by itself: a clone of the whole would copy this rank's buffers once for every rank of its side.
+    let CacheLayout { page_tokens, dtype, order, .. } = *layout;
+    CacheLayout { model: layout.model.clone(), page_tokens, dtype, order, shard, buffers, regions }
 }
 
 #[cfg(test)]
