@@ -38,7 +38,7 @@ pub(crate) fn measure(workload: &Workload, kinds: &[Kind], runs: usize) -> Resul
 }
 
 fn open(workload: &Workload, kinds: &[Kind], peer: &mut Peer) -> Result<Vec<Box<dyn Lane>>> {
-    let identities = kinds.iter().map(|_| Identity::new()).collect::<Result<Vec<_>>>()?;
+    let identities: Vec<_> = kinds.iter().map(|_| Identity::new()).collect();
     peer.command(&Command::Open { identities: identities.iter().map(Identity::public).collect() })?;
     let (tcp, invitations) = match peer.reply()? {
         Reply::Opened { tcp, invitations } => (tcp, invitations),
@@ -48,7 +48,7 @@ fn open(workload: &Workload, kinds: &[Kind], peer: &mut Peer) -> Result<Vec<Box<
     let mut connected = Vec::new();
     for ((kind, identity), invitation) in kinds.iter().zip(identities).zip(&invitations) {
         let endpoint = Endpoint::open(*kind, identity, &invitation.identity)?;
-        let receiver = endpoint.connect(invitation.address)?;
+        let receiver = endpoint.connect(invitation)?;
         connected.push((*kind, endpoint, receiver));
     }
     let grants = match peer.reply()? {
