@@ -1,1 +1,29 @@
-//! kvferry.
+//! kvferry moves the KV-cache pages of large language models from the workers that run prefill to the workers that run decode.
+#![forbid(unsafe_code)]
+
+mod config;
+mod engine;
+mod error;
+mod handshake;
+mod incoming;
+mod outcome;
+mod peer;
+mod push;
+mod request;
+mod runtime;
+mod session;
+mod wire;
+
+pub use kv_plan;
+pub use transport_core;
+pub use transport_quic;
+
+pub use self::{
+    config::{EngineConfig, Role},
+    engine::{Engine, EngineBuilder},
+    error::{BuildError, ConnectError, ExpectError, PushError, ReceiveError},
+    incoming::{Incoming, Received},
+    peer::Peer,
+    push::{Push, PushParts, Pushed},
+    request::Request,
+};

@@ -1,0 +1,259 @@
+//! One rank in a process of its own: an engine, a cache, and the orders of the program.
+
+use std::{
+    io::{BufRead, Write},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use kvferry::{
+    ConnectError, Engine, EngineConfig, Incoming, Peer, Push, Role,
+    kv_plan::{CacheLayout, PageId, Rank},
+    transport_core::{Memory, Shutdown},
+    transport_quic::{Authentication, Identity, TrustedKeys},
+};
+
+use crate::{
+    pattern,
+    protocol::{Order, Report},
+    workload::{End, Refused, Workload},
+};
+
+const DEPLOYMENT: &str = "prefill";
+
+/// How often a rank that sends says how far it is.
+const PROGRESS: Duration = Duration::from_millis(100);
+
+/// Runs the rank until the program has no more orders.
+pub(crate) fn main() {
+    let orders = read_orders();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return say(&Report::Failed { message: format!("the runtime did not start: {error}") }),
+    };
+    if let Err(report) = runtime.block_on(serve(&orders)) {
+        say(&report);
+    }
+}
+
+/// Reads orders on a thread of its own, which ends the process when there are no more: the program is gone.
+fn read_orders() -> mpsc::Receiver<Order> {
+    let (sender, orders) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            let order = line
+                .map_err(|error| error.to_string())
+                .and_then(|line| serde_json::from_str(&line).map_err(|error| error.to_string()));
+            match order {
+                Ok(order) => drop(sender.send(order)),
+                Err(message) => {
+                    say(&Report::Failed { message });
+                    break;
+                }
+            }
+        }
+        std::process::exit(3);
+    });
+    orders
+}
+
+fn say(report: &Report) {
+    let Ok(line) = serde_json::to_string(report) else { return };
+    let mut out = std::io::stdout().lock();
+    // Nobody listens any more: the reading thread ends the process.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+fn failed(error: impl std::fmt::Display) -> Report {
+    Report::Failed { message: error.to_string() }
+}
+
+fn next(orders: &mpsc::Receiver<Order>) -> Result<Order, Report> {
+    orders.recv().map_err(failed)
+}
+
+async fn serve(orders: &mpsc::Receiver<Order>) -> Result<(), Report> {
+    let Order::Start { workload, end, rank } = next(orders)? else { return Err(failed("Start was expected")) };
+    let layouts = workload.layouts(end).map_err(Report::Refused)?;
+    let layout = layouts
+        .into_iter()
+        .find(|layout| layout.rank() == rank)
+        .ok_or_else(|| failed(format!("the side has no rank {rank}")))?;
+    let memories = layout
+        .region_lens()
+        .iter()
+        .map(|len| usize::try_from(*len).map_err(failed).and_then(|len| Memory::host(len).map_err(failed)))
+        .collect::<Result<Vec<_>, Report>>()?;
+    let identity = Identity::generate();
+    say(&Report::Identity { key: identity.public_key().to_string() });
+
+    let Order::Listen { trusted } = next(orders)? else { return Err(failed("Listen was expected")) };
+    let keys = TrustedKeys::new();
+    for key in &trusted {
+        keys.insert(key.parse().map_err(failed)?);
+    }
+    let role = match end {
+        End::Prefill => Role::Prefill,
+        End::Decode => Role::Decode,
+    };
+    let engine = Engine::builder(role, Authentication::raw_keys(identity, keys))
+        .config(EngineConfig::default().with_deployment(DEPLOYMENT))
+        .cache(layout.clone(), memories.clone())
+        .build()
+        .map_err(failed)?;
+    say(&Report::Listening { address: engine.local_addr() });
+
+    let rank = RankState { workload, end, layout, memories, engine, peers: Vec::new() };
+    let result = rank.orders(orders).await;
+    match result {
+        Ok(engine) => {
+            engine.shutdown(Shutdown::Drain).await;
+            Ok(())
+        }
+        Err(report) => Err(report),
+    }
+}
+
+struct RankState {
+    workload: Workload,
+    end: End,
+    layout: CacheLayout,
+    memories: Vec<Memory>,
+    engine: Engine,
+    peers: Vec<Peer>,
+}
+
+impl RankState {
+    async fn orders(mut self, orders: &mpsc::Receiver<Order>) -> Result<Engine, Report> {
+        let (mut requests, mut expected) = (Vec::new(), Vec::new());
+        loop {
+            match next(orders)? {
+                Order::Connect { peers } => {
+                    for (address, key) in peers {
+                        let key = key.parse().map_err(failed)?;
+                        let peer = self.engine.connect(address, Some(key)).await;
+                        self.peers.push(peer.map_err(|error| refusal(&error))?);
+                    }
+                    say(&Report::Done);
+                }
+                Order::Prepare { requests: next } => {
+                    requests = next;
+                    expected = self.prepare(&requests).await?;
+                    say(&Report::Done);
+                }
+                Order::Move => {
+                    let moved = match self.end {
+                        End::Prefill => self.push(&requests).await?,
+                        End::Decode => receive(std::mem::take(&mut expected)).await?,
+                    };
+                    say(&moved);
+                }
+                Order::Verify => {
+                    self.verify(&requests)?;
+                    say(&Report::Done);
+                }
+                Order::Finish => {
+                    if self.end == End::Decode {
+                        pattern::verify_untouched(&self.layout, &self.memories).map_err(failed)?;
+                    }
+                    say(&Report::Done);
+                    return Ok(self.engine);
+                }
+                order => return Err(failed(format!("{order:?} was not expected"))),
+            }
+        }
+    }
+
+    fn pages(&self, end: End, layout: &CacheLayout, request: u64) -> Result<Vec<PageId>, Report> {
+        self.workload.pages(end, layout, request).map_err(Report::Refused)
+    }
+
+    /// Fills the pages of requests, or expects them.
+    async fn prepare(&self, requests: &[u64]) -> Result<Vec<Incoming>, Report> {
+        let mut expected = Vec::new();
+        for request in requests {
+            let pages = self.pages(self.end, &self.layout, *request)?;
+            match self.end {
+                End::Prefill => {
+                    let seed = self.workload.contents(*request);
+                    pattern::fill(seed, &self.layout, &self.memories, &pages).map_err(failed)?;
+                }
+                End::Decode => {
+                    // The last sender may still be in its handshake on this side.
+                    let missing = self.engine.wait_for_senders(DEPLOYMENT, Duration::from_secs(5)).await;
+                    missing.map_err(|ranks| failed(format!("not connected in time: {ranks:?}")))?;
+                    expected.push(self.engine.expect(*request, DEPLOYMENT, &pages).map_err(failed)?);
+                }
+            }
+        }
+        Ok(expected)
+    }
+
+    /// Pushes requests to every decode rank and waits until they are there.
+    async fn push(&self, requests: &[u64]) -> Result<Report, Report> {
+        let started = Instant::now();
+        let mut pushes: Vec<Push> = Vec::new();
+        for request in requests {
+            let src = self.pages(End::Prefill, &self.layout, *request)?;
+            for peer in self.peers.iter().filter(|peer| !peer.pairing().tables().is_empty()) {
+                let dst = self.pages(End::Decode, peer.layout(), *request)?;
+                pushes.push(peer.push(*request, &src, &dst).map_err(failed)?);
+            }
+        }
+        let (mut bytes, mut slices) = (0, 0);
+        for index in 0..pushes.len() {
+            loop {
+                let (_, later) = pushes.split_at_mut(index);
+                let Some(push) = later.first_mut() else { break };
+                match tokio::time::timeout(PROGRESS, push).await {
+                    Ok(pushed) => {
+                        let pushed = pushed.map_err(failed)?;
+                        bytes += pushed.bytes;
+                        slices += pushed.slices;
+                        break;
+                    }
+                    Err(_) => say(&Report::Progress { bytes: pushes.iter().map(|push| push.progress().0).sum() }),
+                }
+            }
+        }
+        Ok(Report::Moved { requests: requests.len() as u64, bytes, slices, seconds: started.elapsed().as_secs_f64() })
+    }
+
+    /// Checks every byte of the requests in all buffers that a sender has.
+    fn verify(&self, requests: &[u64]) -> Result<(), Report> {
+        let peers = self.engine.peers();
+        let left_alone: Vec<_> = peers.first().map(|peer| peer.pairing().left_alone().to_vec()).unwrap_or_default();
+        for request in requests {
+            let pages = self.pages(End::Decode, &self.layout, *request)?;
+            let seed = self.workload.contents(*request);
+            pattern::verify(seed, &self.layout, &self.memories, &pages, |buffer| !left_alone.contains(&buffer.key))
+                .map_err(|error| failed(format!("request {request}: {error}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until requests are complete.
+async fn receive(expected: Vec<Incoming>) -> Result<Report, Report> {
+    let started = Instant::now();
+    let (requests, mut bytes) = (expected.len() as u64, 0);
+    for incoming in expected {
+        bytes += incoming.await.map_err(failed)?.bytes;
+    }
+    Ok(Report::Moved { requests, bytes, slices: 0, seconds: started.elapsed().as_secs_f64() })
+}
+
+fn refusal(error: &ConnectError) -> Report {
+    match error.mismatch_kind() {
+        Some(kind) => Report::Refused(Refused { kind: kind.to_owned(), message: error.to_string() }),
+        None => failed(error),
+    }
+}
+
+/// Names a rank for people.
+pub(crate) fn name(end: End, rank: Rank) -> String {
+    match end {
+        End::Prefill => format!("prefill {rank}"),
+        End::Decode => format!("decode {rank}"),
+    }
+}

@@ -1,0 +1,443 @@
+//! The engine: what a serving stack embeds, one for each rank.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use kv_plan::{CacheLayout, PageId, Rank};
+use tokio::{
+    runtime::Handle,
+    sync::{oneshot, watch},
+};
+use transport_core::{Access, ControlChannel, Event, Memory, PeerId, RegionId, Shutdown, Transport, next_event};
+use transport_quic::{Authentication, PublicKey, QuicTransport};
+
+use crate::{
+    config::{EngineConfig, Role},
+    error::{BuildError, ConnectError, ExpectError},
+    handshake,
+    incoming::{Incoming, IncomingTable, names},
+    peer::Peer,
+    request::Request,
+    runtime,
+    session::{self, Session},
+    wire::{Commit, Hello, Metadata},
+};
+
+/// Sets an engine up.
+#[derive(Debug)]
+pub struct EngineBuilder {
+    role: Role,
+    authentication: Authentication,
+    config: EngineConfig,
+    cache: Option<(CacheLayout, Vec<Memory>)>,
+}
+
+impl EngineBuilder {
+    /// Bounds, names and addresses.
+    #[must_use]
+    pub fn config(mut self, config: EngineConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The cache of this rank: its layout, and one memory for each region of the layout.
+    #[must_use]
+    pub fn cache(mut self, layout: CacheLayout, memories: Vec<Memory>) -> Self {
+        self.cache = Some((layout, memories));
+        self
+    }
+
+    /// Registers the cache, listens, and starts to accept peers.
+    ///
+    /// # Errors
+    /// [`BuildError`].
+    pub fn build(self) -> Result<Engine, BuildError> {
+        let (layout, memories) = self.cache.ok_or(BuildError::NoCache)?;
+        layout.validate()?;
+        let lens = layout.region_lens();
+        if lens.len() != memories.len() {
+            return Err(BuildError::RegionCount { expected: lens.len(), given: memories.len() });
+        }
+        for (region, (expected, memory)) in lens.iter().zip(&memories).enumerate() {
+            if *expected != memory.len() {
+                return Err(BuildError::RegionLen { region, expected: *expected, given: memory.len() });
+            }
+        }
+        let quic = QuicTransport::bind(self.config.quic.clone(), self.authentication)?;
+        let access = match self.role {
+            Role::Prefill => Access::LOCAL,
+            Role::Decode => Access::REMOTE_WRITE,
+        };
+        let regions = memories
+            .into_iter()
+            .enumerate()
+            .map(|(region, memory)| {
+                quic.register(memory, access).map_err(|failure| BuildError::Register { region, cause: failure.cause })
+            })
+            .collect::<Result<Vec<RegionId>, BuildError>>()?;
+        let metadata = Metadata {
+            role: self.role,
+            deployment: self.config.deployment.clone(),
+            layout,
+            transports: vec![quic.name().to_owned()],
+        };
+        let hello = Hello { major: Hello::MAJOR, minor: Hello::MINOR, engine: random(), incarnation: random() };
+        let (runtime, stop) = runtime::start()?;
+        let transport: Arc<dyn Transport> = Arc::clone(&quic) as Arc<dyn Transport>;
+        let inner = Arc::new(Inner {
+            incoming: IncomingTable::new(self.config.max_early, self.config.max_aborted),
+            config: self.config,
+            hello,
+            metadata,
+            regions,
+            quic,
+            transport,
+            runtime,
+            sessions: Mutex::default(),
+            changes: watch::Sender::new(0),
+        });
+        inner.spawn(accept(Arc::clone(&inner)));
+        inner.spawn(events(Arc::clone(&inner)));
+        Ok(Engine { owner: Arc::new(Owner { inner, stop: Mutex::new(Some(stop)) }) })
+    }
+}
+
+/// A number that no other engine has. Not a secret.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// One rank's end of all its transfers.
+///
+/// Clones share the engine. Dropping the last one starts an abort in the background; [`Engine::shutdown`] waits for the
+/// end. All its futures can be awaited on any executor.
+#[derive(Clone)]
+pub struct Engine {
+    owner: Arc<Owner>,
+}
+
+/// Stops the engine when the last handle is gone; its own tasks hold only [`Inner`].
+struct Owner {
+    inner: Arc<Inner>,
+    stop: Mutex<Option<oneshot::Sender<()>>>,
+}
+
+impl Owner {
+    async fn stop(inner: Arc<Inner>, stop: Option<oneshot::Sender<()>>, how: Shutdown) {
+        inner.close(how).await;
+        if let Some(stop) = stop {
+            let _ = stop.send(());
+        }
+    }
+
+    fn take_stop(&self) -> Option<oneshot::Sender<()>> {
+        self.stop.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(stop) = self.take_stop() {
+            self.inner.spawn(Self::stop(Arc::clone(&self.inner), Some(stop), Shutdown::Abort));
+        }
+    }
+}
+
+impl Engine {
+    /// Starts to set up an engine of this role.
+    pub fn builder(role: Role, authentication: Authentication) -> EngineBuilder {
+        EngineBuilder { role, authentication, config: EngineConfig::default(), cache: None }
+    }
+
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner().quic.local_addr()
+    }
+
+    /// This engine's role.
+    pub fn role(&self) -> Role {
+        self.inner().role()
+    }
+
+    /// The layout of its cache.
+    pub fn layout(&self) -> &CacheLayout {
+        &self.inner().metadata.layout
+    }
+
+    /// Connects to the engine that listens at `address`. With `expected`, only an engine with that key is accepted; without it,
+    /// any that is trusted. Bounded by `EngineConfig::handshake_timeout` and `QuicConfig::connect_timeout`.
+    ///
+    /// # Errors
+    /// [`ConnectError`]. What does not fit is found here, and the peer has the same error.
+    ///
+    /// # Cancel safety
+    /// Once polled the handshake goes on by itself; a peer that it connects is found by [`Engine::peers`].
+    pub async fn connect(&self, address: SocketAddr, expected: Option<PublicKey>) -> Result<Peer, ConnectError> {
+        let inner = Arc::clone(self.inner());
+        let task = self.inner().runtime.spawn(async move {
+            let channel = inner.quic.dial(address, expected.as_ref()).await?;
+            inner.meet(channel).await
+        });
+        let session = task.await.map_err(|_| ConnectError::Closed)??;
+        Ok(Peer::new(self.inner(), session))
+    }
+
+    /// The peers that are connected now, ordered by deployment and rank.
+    pub fn peers(&self) -> Vec<Peer> {
+        let mut sessions: Vec<_> = self.inner().lock().values().cloned().collect();
+        sessions.sort_by(|a, b| (&a.metadata.deployment, a.rank()).cmp(&(&b.metadata.deployment, b.rank())));
+        sessions.into_iter().map(|session| Peer::new(self.inner(), session)).collect()
+    }
+
+    /// Waits until every rank of a prefill deployment that has something to send to this engine is connected.
+    ///
+    /// # Errors
+    /// The ranks that are missing when `timeout` has passed; empty when no rank of the deployment is known.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn wait_for_senders(&self, deployment: &str, timeout: Duration) -> Result<(), Vec<Rank>> {
+        let inner = Arc::clone(self.inner());
+        let deployment = deployment.to_owned();
+        let (done, result) = oneshot::channel();
+        // On the engine's runtime, which has the timer.
+        self.inner().spawn(async move {
+            let mut changes = inner.changes.subscribe();
+            let wait = async {
+                while inner.senders(&deployment).is_err() {
+                    if changes.changed().await.is_err() {
+                        break;
+                    }
+                }
+            };
+            let _ = tokio::time::timeout(timeout, wait).await;
+            let _ = done.send(inner.senders(&deployment).map(|_| ()));
+        });
+        result.await.unwrap_or_else(|_| Err(Vec::new()))
+    }
+
+    /// Expects a request from the ranks of a prefill deployment: they will fill `pages`, which are pages of this engine's own
+    /// cache. Call it before the prefill side is told to push, and do not touch the pages until the outcome.
+    ///
+    /// # Errors
+    /// [`ExpectError`]; nothing is expected then.
+    pub fn expect(
+        &self,
+        request: impl Into<Request>,
+        deployment: &str,
+        pages: &[PageId],
+    ) -> Result<Incoming, ExpectError> {
+        let (inner, request) = (self.inner(), request.into());
+        if inner.role() != Role::Decode {
+            return Err(ExpectError::WrongRole { role: inner.role() });
+        }
+        inner.metadata.layout.check_pages(pages).map_err(|cause| ExpectError::Pages { request, cause })?;
+        let deployment = deployment.to_owned();
+        match inner.senders(&deployment) {
+            Ok(senders) => inner.incoming.expect(inner, request, pages, senders),
+            Err(missing) if missing.is_empty() => Err(ExpectError::UnknownDeployment { request, deployment }),
+            Err(missing) => Err(ExpectError::MissingSenders { request, deployment, missing: names(missing) }),
+        }
+    }
+
+    /// Commits and failures that named no expected request and were dropped: late words of requests that had failed.
+    pub fn ignored_words(&self) -> u64 {
+        self.inner().incoming.ignored()
+    }
+
+    /// Ends everything: with `Shutdown::Drain` what is in flight may end first, within its bounds.
+    ///
+    /// # Cancel safety
+    /// Once polled the shutdown goes on by itself.
+    pub async fn shutdown(&self, how: Shutdown) {
+        let (inner, stop) = (Arc::clone(self.inner()), self.owner.take_stop());
+        let _ = self.inner().runtime.spawn(Owner::stop(inner, stop, how)).await;
+    }
+
+    fn inner(&self) -> &Arc<Inner> {
+        &self.owner.inner
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("role", &self.role())
+            .field("rank", &self.layout().rank())
+            .field("address", &self.local_addr())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the engine's handles and tasks share.
+pub(crate) struct Inner {
+    pub(crate) config: EngineConfig,
+    pub(crate) incoming: IncomingTable,
+    pub(crate) regions: Vec<RegionId>,
+    pub(crate) transport: Arc<dyn Transport>,
+    hello: Hello,
+    metadata: Metadata,
+    quic: Arc<QuicTransport>,
+    runtime: Handle,
+    sessions: Mutex<HashMap<PeerId, Arc<Session>>>,
+    /// Counts changes of `sessions`.
+    changes: watch::Sender<u64>,
+}
+
+impl Inner {
+    pub(crate) fn hello(&self) -> &Hello {
+        &self.hello
+    }
+
+    pub(crate) fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.metadata.role
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
+        self.lock().contains_key(&peer)
+    }
+
+    /// Runs the handshake on a fresh channel and takes the peer in.
+    async fn meet(self: &Arc<Self>, channel: Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
+        let session = handshake::run(self, channel).await?;
+        self.lock().insert(session.peer, Arc::clone(&session));
+        self.changes.send_modify(|changes| *changes += 1);
+        tracing::info!(rank = %session.rank(), role = %session.metadata.role, deployment = session.metadata.deployment,
+            address = session.channel.peer_address(), transport = self.transport.name(), "connected");
+        let (inner, listened) = (Arc::clone(self), Arc::clone(&session));
+        self.spawn(async move {
+            let reason = session::listen(&inner, &listened).await;
+            inner.lose(&listened, &reason).await;
+        });
+        Ok(session)
+    }
+
+    /// Decides about a peer that claims the place of one that is connected: the same node has restarted or come back, and
+    /// its old connection is cut; another node has the wrong configuration, and is refused.
+    pub(crate) async fn make_way_for(
+        self: &Arc<Self>,
+        channel: &dyn ControlChannel,
+        hello: &Hello,
+        metadata: &Metadata,
+    ) -> Result<(), ConnectError> {
+        let rank = metadata.layout.rank();
+        let old = self
+            .lock()
+            .values()
+            .find(|session| {
+                session.metadata.role == metadata.role
+                    && session.metadata.deployment == metadata.deployment
+                    && session.rank() == rank
+            })
+            .cloned();
+        let Some(old) = old else { return Ok(()) };
+        if old.channel.peer_identity() != channel.peer_identity() {
+            return Err(ConnectError::RankTaken {
+                rank,
+                role: metadata.role,
+                deployment: metadata.deployment.clone(),
+                address: old.channel.peer_address(),
+            });
+        }
+        let reason = if old.hello.incarnation == hello.incarnation { "it connected again" } else { "it was restarted" };
+        self.lose(&old, reason).await;
+        Ok(())
+    }
+
+    /// Takes a peer out: fences it, then fails what waits for it. Doing it twice is harmless.
+    pub(crate) async fn lose(self: &Arc<Self>, session: &Arc<Session>, reason: &str) {
+        session.channel.close(reason);
+        session.pushes.close();
+        self.transport.disconnect(session.peer).await;
+        let known = self.lock().remove(&session.peer).is_some();
+        if known {
+            tracing::info!(rank = %session.rank(), deployment = session.metadata.deployment, reason, "disconnected");
+            self.changes.send_modify(|changes| *changes += 1);
+        }
+        self.incoming.sender_lost(self, session.peer, reason);
+    }
+
+    /// The connected ranks of a prefill deployment that have something to send to this one, or those that are missing.
+    fn senders(&self, deployment: &str) -> Result<Vec<Arc<Session>>, Vec<Rank>> {
+        let sessions: Vec<_> =
+            self.lock().values().filter(|session| session.metadata.deployment == deployment).cloned().collect();
+        let Some(any) = sessions.first() else { return Err(Vec::new()) };
+        let expected = any
+            .metadata
+            .layout
+            .siblings()
+            .into_iter()
+            .filter(|sibling| {
+                kv_plan::pair(sibling, &self.metadata.layout).is_ok_and(|pairing| !pairing.tables().is_empty())
+            })
+            .map(|sibling| sibling.rank());
+        let (mut senders, mut missing) = (Vec::new(), Vec::new());
+        for rank in expected {
+            match sessions.iter().find(|session| session.rank() == rank) {
+                Some(session) => senders.push(Arc::clone(session)),
+                None => missing.push(rank),
+            }
+        }
+        if missing.is_empty() { Ok(senders) } else { Err(missing) }
+    }
+
+    async fn close(self: &Arc<Self>, how: Shutdown) {
+        self.transport.shutdown(how).await;
+        self.incoming.close();
+        let sessions: Vec<_> = self.lock().drain().map(|(_, session)| session).collect();
+        for session in sessions {
+            session.pushes.close();
+        }
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Meets peers that dial.
+async fn accept(inner: Arc<Inner>) {
+    while let Some(channel) = inner.quic.accept().await {
+        let inner_ = Arc::clone(&inner);
+        inner.spawn(async move {
+            let address = channel.peer_address();
+            if let Err(error) = inner_.meet(channel).await {
+                tracing::warn!(address, %error, "refused a peer");
+            }
+        });
+    }
+}
+
+/// Takes what the transport tells.
+async fn events(inner: Arc<Inner>) {
+    while let Some(event) = next_event(&inner.transport).await {
+        match event {
+            Event::Notification { peer, payload } => match Commit::decode(&payload) {
+                Ok(commit) => inner.incoming.committed(&inner, peer, commit),
+                Err(error) => tracing::warn!(%peer, %error, "a notification that is not ours"),
+            },
+            Event::PeerLost { peer, reason } => {
+                let session = inner.lock().get(&peer).cloned();
+                if let Some(session) = session {
+                    inner.lose(&session, &reason).await;
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What two engines say to each other when they meet, so that what does not fit is refused before a byte moves.
+//!
+//! The hazard is a configuration that is found not to fit in the middle of a transfer, or never. Both sides get the other's
+//! layout, both run the same checks on the same pair, and so both come to the same verdict in the same words.
+
+use std::{collections::HashMap, sync::Arc};
+
+use kv_plan::{CacheLayout, Mismatch, Pairing, coverage, pair};
+use transport_core::{ChannelError, ControlChannel, RegionGrant, Topic};
+
+use crate::{
+    config::Role,
+    engine::Inner,
+    error::ConnectError,
+    session::{self, Pushes, Session},
+    wire::{self, Grant, Hello, Message, Metadata, WireError},
+};
+
+/// Runs the handshake over a fresh channel and connects the data path. On failure the channel is closed with the reason.
+pub(crate) async fn run(inner: &Arc<Inner>, channel: Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
+    let timeout = inner.config.handshake_timeout;
+    let address = channel.peer_address();
+    let result = match tokio::time::timeout(timeout, steps(inner, &channel)).await {
+        Ok(result) => result,
+        Err(_) => Err(ConnectError::TimedOut { address, timeout }),
+    };
+    if let Err(error) = &result {
+        channel.close(&error.to_string());
+    }
+    result
+}
+
+async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
+    let talk = Talk { channel };
+    talk.send_bytes(&inner.hello().encode()).await?;
+    let hello = Hello::decode(&talk.receive_bytes().await?).map_err(|error| talk.protocol(error))?;
+    if hello.major != Hello::MAJOR {
+        return Err(ConnectError::Version {
+            address: channel.peer_address(),
+            ours: format!("{}.{}", Hello::MAJOR, Hello::MINOR),
+            theirs: format!("{}.{}", hello.major, hello.minor),
+        });
+    }
+
+    let ours = inner.metadata();
+    talk.send_bytes(&wire::encode(ours).map_err(|error| talk.protocol(error))?).await?;
+    let theirs: Metadata = wire::decode(&talk.receive_bytes().await?).map_err(|error| talk.protocol(error))?;
+    theirs.check().map_err(|error| talk.protocol(error))?;
+    if theirs.role == ours.role {
+        return Err(ConnectError::SameRole { role: ours.role });
+    }
+    if !theirs.transports.iter().any(|name| ours.transports.contains(name)) {
+        return Err(ConnectError::NoTransport {
+            ours: ours.transports.join(", "),
+            theirs: theirs.transports.join(", "),
+        });
+    }
+
+    let (prefill, decode) = match ours.role {
+        Role::Prefill => (&ours.layout, &theirs.layout),
+        Role::Decode => (&theirs.layout, &ours.layout),
+    };
+    let judged = judge(prefill, decode);
+    let verdict = judged.as_ref().err().map(|mismatch| (mismatch.kind().to_owned(), mismatch.to_string()));
+    // A peer that came to the same verdict may have closed already.
+    let sent = talk.send(&Message::Verdict(verdict)).await;
+    let pairing = judged.map_err(|mismatch| ConnectError::Mismatch(Box::new(mismatch)))?;
+    sent?;
+    match talk.receive().await? {
+        Message::Verdict(None) => {}
+        Message::Verdict(Some((kind, message))) => return Err(ConnectError::RefusedByPeer { kind, message }),
+        _ => return Err(talk.protocol(WireError::new("a verdict was expected"))),
+    }
+    inner.make_way_for(channel.as_ref(), &hello, &theirs).await?;
+
+    let peer = inner.transport.connect(Arc::clone(channel)).await?;
+    let connected = finish(inner, &talk, peer, hello, theirs, pairing).await;
+    if connected.is_err() {
+        inner.transport.disconnect(peer).await;
+    }
+    connected
+}
+
+/// Exchanges the grants over the connected data path.
+async fn finish(
+    inner: &Arc<Inner>,
+    talk: &Talk<'_>,
+    peer: transport_core::PeerId,
+    hello: Hello,
+    metadata: Metadata,
+    pairing: Pairing,
+) -> Result<Arc<Session>, ConnectError> {
+    talk.send(&Message::Grants(grants(inner, peer, &pairing)?)).await?;
+    let Message::Grants(granted) = talk.receive().await? else {
+        return Err(talk.protocol(WireError::new("grants were expected")));
+    };
+    let mut regions = HashMap::with_capacity(granted.len());
+    for granted in granted {
+        let grant =
+            RegionGrant::decode(&granted.grant).map_err(|error| talk.protocol(WireError::new(error.to_string())))?;
+        let expected = metadata.layout.region_len(granted.region);
+        if expected != Some(grant.len) {
+            return Err(talk.protocol(WireError::new(format!(
+                "region {} was granted with {} bytes, its layout says {expected:?}",
+                granted.region, grant.len
+            ))));
+        }
+        inner.transport.import(peer, &grant).map_err(|error| talk.protocol(WireError::new(error.to_string())))?;
+        regions.insert(granted.region, grant.region);
+    }
+    let tables = match inner.role() {
+        Role::Prefill => session::resolve(&pairing, &inner.regions, &regions)
+            .ok_or_else(|| talk.protocol(WireError::new("a region of its layout was not granted")))?,
+        Role::Decode => Vec::new(),
+    };
+    talk.send(&Message::Ready).await?;
+    let Message::Ready = talk.receive().await? else {
+        return Err(talk.protocol(WireError::new("the end of the handshake was expected")));
+    };
+    Ok(Arc::new(Session {
+        peer,
+        channel: Arc::clone(talk.channel),
+        hello,
+        metadata,
+        pairing,
+        tables,
+        pushes: Pushes::new(inner.config.max_aborted),
+    }))
+}
+
+/// Whether two ranks, and the whole sides that they belong to, fit. Both sides of a connection call this with the same two
+/// layouts.
+fn judge(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Pairing, Mismatch> {
+    let pairing = pair(prefill, decode)?;
+    let siblings = prefill.siblings();
+    let siblings: Vec<&CacheLayout> = siblings.iter().collect();
+    coverage(&siblings, decode)?;
+    Ok(pairing)
+}
+
+/// The regions that the peer gets: those of the receiving side that the pairing names.
+fn grants(inner: &Inner, peer: transport_core::PeerId, pairing: &Pairing) -> Result<Vec<Grant>, ConnectError> {
+    if inner.role() != Role::Decode {
+        return Ok(Vec::new());
+    }
+    let mut regions: Vec<u32> = pairing.tables().iter().map(|table| table.dst_region).collect();
+    regions.sort_unstable();
+    regions.dedup();
+    regions
+        .into_iter()
+        .map(|region| {
+            let id = usize::try_from(region).ok().and_then(|region| inner.regions.get(region)).copied();
+            let local = |reason: String| ConnectError::Transport(transport_core::ConnectError::Local { reason });
+            let id = id.ok_or_else(|| local(format!("the layout has no region {region}")))?;
+            let grant = inner.transport.grant(peer, id).map_err(|error| local(error.to_string()))?;
+            Ok(Grant { region, grant: grant.encode() })
+        })
+        .collect()
+}
+
+/// The messages of a handshake, with errors that name the peer.
+struct Talk<'a> {
+    channel: &'a Arc<dyn ControlChannel>,
+}
+
+impl Talk<'_> {
+    async fn send(&self, message: &Message) -> Result<(), ConnectError> {
+        self.send_bytes(&wire::encode(message).map_err(|error| self.protocol(error))?).await
+    }
+
+    async fn send_bytes(&self, bytes: &[u8]) -> Result<(), ConnectError> {
+        self.channel.send(Topic::Engine, bytes).await.map_err(|error| self.broken(error))
+    }
+
+    async fn receive(&self) -> Result<Message, ConnectError> {
+        wire::decode(&self.receive_bytes().await?).map_err(|error| self.protocol(error))
+    }
+
+    async fn receive_bytes(&self) -> Result<bytes::Bytes, ConnectError> {
+        self.channel.receive(Topic::Engine).await.map_err(|error| self.broken(error))
+    }
+
+    fn broken(&self, error: ChannelError) -> ConnectError {
+        let address = self.channel.peer_address();
+        ConnectError::Transport(match error {
+            ChannelError::ClosedByPeer { reason } => transport_core::ConnectError::Refused { address, reason },
+            error => transport_core::ConnectError::Broken { address, reason: error.to_string() },
+        })
+    }
+
+    fn protocol(&self, error: WireError) -> ConnectError {
+        ConnectError::Protocol { address: self.channel.peer_address(), reason: error.to_string() }
+    }
+}

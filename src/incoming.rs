@@ -1,0 +1,470 @@
+//! Requests that this side expects, and how they end.
+//!
+//! The hazards: a request that counts as complete while a sender's part is missing; the same sender counted twice; a late
+//! word of an earlier attempt; pages that are used again while a sender still writes. So a request is kept by (request,
+//! attempt) with the senders that have something to send, each commits once for exactly its part, and a failure is reported
+//! only after every other sender has drained or is cut off.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use kv_plan::{PageId, Rank};
+use transport_core::PeerId;
+
+use crate::{
+    engine::Inner,
+    error::{ExpectError, ReceiveError},
+    outcome::Shared,
+    request::Request,
+    session::Session,
+    wire::{Commit, Coverage, Message},
+};
+
+/// What a complete request reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Received {
+    /// The request.
+    pub request: Request,
+    /// Bytes that all senders wrote.
+    pub bytes: u64,
+    /// Each sender and the bytes that it wrote, ordered by rank.
+    pub senders: Vec<(Rank, u64)>,
+    /// From the call of `expect` to the last commit.
+    pub elapsed: Duration,
+}
+
+type ReceiveOutcome = Result<Received, ReceiveError>;
+
+/// A request that is expected: poll it, block on it, await it, or abort it.
+///
+/// The outcome comes after the last byte of every sender, or, for a failure, when no byte of the request can land any more.
+/// Dropping it aborts the request in the background; use [`Incoming::abort`] to know when the pages are free.
+///
+/// # Cancel safety
+/// Awaiting `&mut incoming` and dropping that future loses nothing.
+pub struct Incoming {
+    inner: Arc<Inner>,
+    entry: Arc<Entry>,
+}
+
+impl Incoming {
+    /// The request.
+    pub fn request(&self) -> Request {
+        self.entry.request
+    }
+
+    /// The outcome, once there is one.
+    pub fn outcome(&self) -> Option<ReceiveOutcome> {
+        self.entry.outcome.get()
+    }
+
+    /// Why the request is going to fail, as soon as that is known: before [`Incoming::outcome`], which waits until all senders
+    /// are fenced. The pages must not be used again before the outcome.
+    pub fn failing(&self) -> Option<ReceiveError> {
+        self.entry.lock().failing.clone()
+    }
+
+    /// Blocks this thread until the request is over. Bounded by `EngineConfig::request_timeout` and `drain_timeout`.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn wait(&self) -> ReceiveOutcome {
+        self.entry.outcome.wait()
+    }
+
+    /// Blocks this thread until the request is over, or `timeout` has passed: `None`, and it is still expected.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<ReceiveOutcome> {
+        self.entry.outcome.wait_timeout(timeout)
+    }
+
+    /// Aborts the request: tells its senders, and returns when all of them have drained or are cut off, so that the pages may be
+    /// used again. Answers `Ok` when the request was complete before that.
+    ///
+    /// # Errors
+    /// How the request ended, [`ReceiveError::Aborted`] as a rule.
+    ///
+    /// # Cancel safety
+    /// Once polled the abort goes on by itself.
+    pub async fn abort(self, reason: &str) -> ReceiveOutcome {
+        let error = ReceiveError::Aborted { request: self.entry.request, reason: reason.into() };
+        self.inner.incoming.fail(&self.inner, &self.entry, error);
+        self.entry.outcome.clone().await
+    }
+}
+
+impl Future for Incoming {
+    type Output = ReceiveOutcome;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ReceiveOutcome> {
+        let mut outcome = self.entry.outcome.clone();
+        Pin::new(&mut outcome).poll(context)
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let error = ReceiveError::Aborted { request: self.entry.request, reason: "the receiver dropped it".into() };
+        self.inner.incoming.fail(&self.inner, &self.entry, error);
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming").field("request", &self.entry.request).finish_non_exhaustive()
+    }
+}
+
+/// One expected request.
+pub(crate) struct Entry {
+    request: Request,
+    started: Instant,
+    outcome: Shared<ReceiveOutcome>,
+    state: Mutex<EntryState>,
+    /// Told when a sender's state changes while the request is failing.
+    changed: tokio::sync::Notify,
+}
+
+struct EntryState {
+    senders: HashMap<PeerId, Sender>,
+    failing: Option<ReceiveError>,
+}
+
+struct Sender {
+    session: Arc<Session>,
+    bytes: u64,
+    coverage: Coverage,
+    state: SenderState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SenderState {
+    /// It may write.
+    Writing,
+    /// All its bytes are here.
+    Committed,
+    /// It has drained, failed or is gone: it writes no more.
+    Quiet,
+}
+
+impl Entry {
+    fn lock(&self) -> MutexGuard<'_, EntryState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn quiet(&self, peer: PeerId) {
+        if let Some(sender) = self.lock().senders.get_mut(&peer)
+            && sender.state == SenderState::Writing
+        {
+            sender.state = SenderState::Quiet;
+        }
+        self.changed.notify_one();
+    }
+}
+
+/// A word about a request that is not expected yet.
+enum Early {
+    Commit(Commit),
+    Failed(String),
+}
+
+/// The requests that this side expects.
+pub(crate) struct IncomingTable {
+    max_early: usize,
+    max_failed: usize,
+    state: Mutex<TableState>,
+    /// Commits and failures that named nothing expected and were dropped.
+    ignored: AtomicU64,
+}
+
+#[derive(Default)]
+struct TableState {
+    closed: bool,
+    active: HashMap<Request, Arc<Entry>>,
+    early: VecDeque<(Request, PeerId, Early)>,
+    /// Attempts that failed, so that a late word of one is not taken for a new attempt.
+    failed: HashSet<Request>,
+    failed_order: VecDeque<Request>,
+}
+
+impl IncomingTable {
+    pub(crate) fn new(max_early: usize, max_failed: usize) -> Self {
+        Self { max_early, max_failed, state: Mutex::default(), ignored: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn ignored(&self) -> u64 {
+        self.ignored.load(Ordering::Relaxed)
+    }
+
+    /// Expects a request from these senders.
+    pub(crate) fn expect(
+        &self,
+        inner: &Arc<Inner>,
+        request: Request,
+        pages: &[PageId],
+        senders: Vec<Arc<Session>>,
+    ) -> Result<Incoming, ExpectError> {
+        let page_keys = || pages.iter().map(|page| u64::from(page.0.unsigned_abs()));
+        let page_count = pages.len() as u64;
+        let senders: HashMap<PeerId, Sender> = senders
+            .into_iter()
+            .map(|session| {
+                let tables = session.pairing.tables();
+                let coverage = Coverage::product(session.table_keys(0..tables.len()), page_keys());
+                let bytes = session.pairing.page_bytes().saturating_mul(page_count);
+                (session.peer, Sender { session, bytes, coverage, state: SenderState::Writing })
+            })
+            .collect();
+        let entry = Arc::new(Entry {
+            request,
+            started: Instant::now(),
+            outcome: Shared::new(),
+            state: Mutex::new(EntryState { senders, failing: None }),
+            changed: tokio::sync::Notify::new(),
+        });
+        let early: Vec<(PeerId, Early)> = {
+            let mut state = self.lock();
+            if state.closed {
+                return Err(ExpectError::Closed);
+            }
+            if state.failed.contains(&request) {
+                return Err(ExpectError::Failed { request });
+            }
+            if state.active.contains_key(&request) {
+                return Err(ExpectError::Duplicate { request });
+            }
+            state.active.insert(request, Arc::clone(&entry));
+            let (mine, others): (VecDeque<_>, _) =
+                std::mem::take(&mut state.early).into_iter().partition(|(early, ..)| *early == request);
+            state.early = others;
+            mine.into_iter().map(|(_, peer, early)| (peer, early)).collect()
+        };
+        for (peer, word) in early {
+            match word {
+                Early::Commit(commit) => self.committed(inner, peer, commit),
+                Early::Failed(reason) => self.failed_by_sender(inner, peer, request, reason),
+            }
+        }
+        // With no sender that has anything to send, the request is complete as it is.
+        self.check_complete(&entry);
+        let timer = Arc::clone(&entry);
+        let engine = Arc::clone(inner);
+        inner.spawn(async move {
+            let timeout = engine.config.request_timeout;
+            if tokio::time::timeout(timeout, timer.outcome.clone()).await.is_err() {
+                let missing = {
+                    let state = timer.lock();
+                    names(state.senders.values().filter(|s| s.state == SenderState::Writing).map(|s| s.session.rank()))
+                };
+                engine.incoming.fail(&engine, &timer, ReceiveError::TimedOut { request, timeout, missing });
+            }
+        });
+        // A sender that was lost before the request was in the table was not told about it.
+        let lost: Vec<PeerId> =
+            entry.lock().senders.keys().copied().filter(|peer| !inner.is_connected(*peer)).collect();
+        for peer in lost {
+            self.sender_lost(inner, peer, "the connection ended");
+        }
+        Ok(Incoming { inner: Arc::clone(inner), entry })
+    }
+
+    /// A sender's part is complete.
+    pub(crate) fn committed(&self, inner: &Arc<Inner>, peer: PeerId, commit: Commit) {
+        let request = commit.request;
+        let Some(entry) = self.find(request, peer, || Early::Commit(commit)) else { return };
+        let wrong = {
+            let mut state = entry.lock();
+            let Some(sender) = state.senders.get_mut(&peer).filter(|s| s.state == SenderState::Writing) else {
+                self.ignored.fetch_add(1, Ordering::Relaxed);
+                return;
+            };
+            if sender.bytes == commit.bytes && sender.coverage == commit.coverage {
+                sender.state = SenderState::Committed;
+                None
+            } else {
+                sender.state = SenderState::Quiet;
+                let rank = sender.session.rank();
+                Some(ReceiveError::Incomplete { request, rank, expected: sender.bytes, got: commit.bytes })
+            }
+        };
+        entry.changed.notify_one();
+        match wrong {
+            Some(error) => self.fail(inner, &entry, error),
+            None => self.check_complete(&entry),
+        }
+    }
+
+    /// A sender said that it failed; it is quiet.
+    pub(crate) fn failed_by_sender(&self, inner: &Arc<Inner>, peer: PeerId, request: Request, reason: String) {
+        let Some(entry) = self.find(request, peer, || Early::Failed(reason.clone())) else { return };
+        let rank = entry.lock().senders.get(&peer).map(|sender| sender.session.rank());
+        match rank {
+            Some(rank) => {
+                entry.quiet(peer);
+                self.fail(inner, &entry, ReceiveError::SenderFailed { request, rank, reason });
+            }
+            None => drop(self.ignored.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// A sender confirmed that it has drained an aborted request.
+    pub(crate) fn drained(&self, peer: PeerId, request: Request) {
+        if let Some(entry) = self.lock().active.get(&request).cloned() {
+            entry.quiet(peer);
+        }
+    }
+
+    /// The connection to a sender is gone, and no byte of it lands any more.
+    pub(crate) fn sender_lost(&self, inner: &Arc<Inner>, peer: PeerId, reason: &str) {
+        let entries: Vec<_> = {
+            let mut state = self.lock();
+            state.early.retain(|(_, early, _)| *early != peer);
+            state.active.values().cloned().collect()
+        };
+        for entry in entries {
+            let rank = {
+                let state = entry.lock();
+                state
+                    .senders
+                    .get(&peer)
+                    .filter(|sender| sender.state == SenderState::Writing)
+                    .map(|sender| sender.session.rank())
+            };
+            if let Some(rank) = rank {
+                entry.quiet(peer);
+                let (request, reason) = (entry.request, reason.to_owned());
+                self.fail(inner, &entry, ReceiveError::SenderLost { request, rank, reason });
+            }
+        }
+    }
+
+    /// Fails a request, unless it is over or failing already: fences all its senders, then reports.
+    fn fail(&self, inner: &Arc<Inner>, entry: &Arc<Entry>, error: ReceiveError) {
+        {
+            let mut state = entry.lock();
+            if state.failing.is_some() || entry.outcome.get().is_some() {
+                return;
+            }
+            state.failing = Some(error);
+        }
+        inner.spawn(fence(Arc::clone(inner), Arc::clone(entry)));
+    }
+
+    fn check_complete(&self, entry: &Arc<Entry>) {
+        let received = {
+            let state = entry.lock();
+            let complete = state.senders.values().all(|sender| sender.state == SenderState::Committed);
+            if state.failing.is_some() || !complete {
+                return;
+            }
+            let mut senders: Vec<_> =
+                state.senders.values().map(|sender| (sender.session.rank(), sender.bytes)).collect();
+            senders.sort();
+            Received {
+                request: entry.request,
+                bytes: senders.iter().map(|(_, bytes)| bytes).sum(),
+                senders,
+                elapsed: entry.started.elapsed(),
+            }
+        };
+        self.remove(entry, false);
+        entry.outcome.set(Ok(received));
+    }
+
+    fn remove(&self, entry: &Arc<Entry>, failed: bool) {
+        let mut state = self.lock();
+        state.active.remove(&entry.request);
+        if failed && state.failed.insert(entry.request) {
+            state.failed_order.push_back(entry.request);
+            if state.failed_order.len() > self.max_failed
+                && let Some(oldest) = state.failed_order.pop_front()
+            {
+                state.failed.remove(&oldest);
+            }
+        }
+    }
+
+    /// The expected request, or the word is kept for when it will be expected.
+    fn find(&self, request: Request, peer: PeerId, early: impl FnOnce() -> Early) -> Option<Arc<Entry>> {
+        let mut state = self.lock();
+        if let Some(entry) = state.active.get(&request) {
+            return Some(Arc::clone(entry));
+        }
+        let full = state.early.len() >= self.max_early;
+        if state.failed.contains(&request) || state.closed || (full && state.early.pop_front().is_some()) {
+            self.ignored.fetch_add(1, Ordering::Relaxed);
+        }
+        if !state.failed.contains(&request) && !state.closed && self.max_early > 0 {
+            state.early.push_back((request, peer, early()));
+        }
+        None
+    }
+
+    /// Ends everything: the engine closes, and its transport is quiet.
+    pub(crate) fn close(&self) {
+        let entries: Vec<_> = {
+            let mut state = self.lock();
+            state.closed = true;
+            state.early.clear();
+            state.active.drain().map(|(_, entry)| entry).collect()
+        };
+        for entry in entries {
+            entry.outcome.set(Err(ReceiveError::Closed));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TableState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stops all senders of a failing request that may still write, and reports when they are quiet.
+async fn fence(inner: Arc<Inner>, entry: Arc<Entry>) {
+    let (error, writing): (Option<ReceiveError>, Vec<Arc<Session>>) = {
+        let state = entry.lock();
+        let writing = state.senders.values().filter(|sender| sender.state == SenderState::Writing);
+        (state.failing.clone(), writing.map(|sender| Arc::clone(&sender.session)).collect())
+    };
+    let error = error.unwrap_or(ReceiveError::Closed);
+    let reason = error.to_string();
+    let deadline = tokio::time::Instant::now() + inner.config.drain_timeout;
+    for session in &writing {
+        let message = Message::Abort { request: entry.request, reason: reason.clone() };
+        // Who cannot be told in time is cut off below.
+        let _ = tokio::time::timeout_at(deadline, session.send(&message)).await;
+    }
+    loop {
+        let writing: Vec<Arc<Session>> = {
+            let state = entry.lock();
+            let writing = state.senders.values().filter(|sender| sender.state == SenderState::Writing);
+            writing.map(|sender| Arc::clone(&sender.session)).collect()
+        };
+        if writing.is_empty() {
+            break;
+        }
+        if tokio::time::timeout_at(deadline, entry.changed.notified()).await.is_err() {
+            for session in writing {
+                tracing::warn!(request = %entry.request, rank = %session.rank(), "a sender did not drain in time; cutting it off");
+                inner.lose(&session, "it did not drain an aborted request in time").await;
+                entry.quiet(session.peer);
+            }
+        }
+    }
+    inner.incoming.remove(&entry, true);
+    entry.outcome.set(Err(error));
+}
+
+pub(crate) fn names(ranks: impl IntoIterator<Item = Rank>) -> String {
+    let mut ranks: Vec<Rank> = ranks.into_iter().collect();
+    ranks.sort();
+    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,131 @@
+//! A handle to a connected peer.
+
+use std::{fmt, sync::Arc};
+
+use kv_plan::{CacheLayout, PageId, Pairing, Rank};
+use transport_core::SubmitError;
+
+use crate::{
+    config::Role,
+    engine::Inner,
+    error::PushError,
+    push::{Push, PushParts},
+    request::Request,
+    session::Session,
+};
+
+/// A connected peer. It names this connection: a peer that was lost and came back has another handle.
+#[derive(Clone)]
+pub struct Peer {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+}
+
+impl Peer {
+    pub(crate) fn new(inner: &Arc<Inner>, session: Arc<Session>) -> Self {
+        Self { inner: Arc::clone(inner), session }
+    }
+
+    /// The peer's rank on its side.
+    pub fn rank(&self) -> Rank {
+        self.session.rank()
+    }
+
+    /// The peer's role.
+    pub fn role(&self) -> Role {
+        self.session.metadata.role
+    }
+
+    /// The deployment that it belongs to.
+    pub fn deployment(&self) -> &str {
+        &self.session.metadata.deployment
+    }
+
+    /// What it holds.
+    pub fn layout(&self) -> &CacheLayout {
+        &self.session.metadata.layout
+    }
+
+    /// What moves between the two.
+    pub fn pairing(&self) -> &Pairing {
+        &self.session.pairing
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> String {
+        self.session.channel.peer_address()
+    }
+
+    /// Differs for each start of the peer, so that a restart shows.
+    pub fn incarnation(&self) -> u64 {
+        self.session.hello.incarnation
+    }
+
+    /// Which transport carries the pages.
+    pub fn transport(&self) -> &'static str {
+        self.inner.transport.name()
+    }
+
+    /// Whether the connection still is.
+    pub fn is_connected(&self) -> bool {
+        self.inner.is_connected(self.session.peer)
+    }
+
+    /// Sends this rank's part of a request, and commits it. `src_pages` (here) and `dst_pages` (there) are the same tokens in
+    /// the same order. The pages must hold what they are to hold, and stay as they are until the push is over.
+    ///
+    /// # Errors
+    /// [`PushError`]; nothing was sent.
+    ///
+    /// # Example
+    /// See `examples/loopback`.
+    pub fn push(
+        &self,
+        request: impl Into<Request>,
+        src_pages: &[PageId],
+        dst_pages: &[PageId],
+    ) -> Result<Push, PushError> {
+        self.begin(request)?.send_and_commit(None, src_pages, dst_pages)
+    }
+
+    /// Begins a push in several parts, by layers or by pages, under one commit.
+    ///
+    /// # Errors
+    /// [`PushError`]; nothing was sent.
+    pub fn begin(&self, request: impl Into<Request>) -> Result<PushParts, PushError> {
+        if self.inner.role() != Role::Prefill {
+            return Err(PushError::WrongRole { role: self.inner.role() });
+        }
+        PushParts::begin(&self.inner, &self.session, request.into())
+    }
+
+    /// Waits until the transport has room for another part to this peer.
+    ///
+    /// # Errors
+    /// The connection is gone, or the engine closed.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn room(&self) -> Result<(), SubmitError> {
+        self.inner.transport.room(self.session.peer).await
+    }
+
+    /// Ends the connection. Once it has returned, no byte of the peer lands here any more.
+    ///
+    /// # Cancel safety
+    /// Only a completed call promises its end.
+    pub async fn disconnect(&self) {
+        self.inner.lose(&self.session, "this side disconnected").await;
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("role", &self.role())
+            .field("deployment", &self.deployment())
+            .field("rank", &self.rank())
+            .field("address", &self.address())
+            .finish_non_exhaustive()
+    }
+}

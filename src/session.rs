@@ -1,0 +1,192 @@
+//! One connected peer: what it is, what moves between the two, and the messages after the handshake.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use kv_plan::{BufferKey, Pairing, Part, Rank, Role as BufferRole};
+use transport_core::{ChannelError, ControlChannel, PeerId, RegionId, TablePair, Topic};
+
+use crate::{
+    engine::Inner,
+    error::PushError,
+    push::PushState,
+    request::Request,
+    wire::{self, Hello, Message, Metadata},
+};
+
+/// A connected peer.
+pub(crate) struct Session {
+    pub(crate) peer: PeerId,
+    pub(crate) channel: Arc<dyn ControlChannel>,
+    pub(crate) hello: Hello,
+    pub(crate) metadata: Metadata,
+    /// What moves from the prefill side of the two to the decode side.
+    pub(crate) pairing: Pairing,
+    /// The pairing's tables with the regions of the transport; empty on the receiving side.
+    pub(crate) tables: Vec<TablePair>,
+    pub(crate) pushes: Pushes,
+}
+
+impl Session {
+    pub(crate) fn rank(&self) -> Rank {
+        self.metadata.layout.rank()
+    }
+
+    /// The tables of the pairing, as the transport takes them.
+    pub(crate) fn table_pairs(&self, tables: Range<usize>) -> &[TablePair] {
+        self.tables.get(tables).unwrap_or_default()
+    }
+
+    /// Names of the tables of the pairing, for [`wire::Coverage`].
+    pub(crate) fn table_keys(&self, tables: Range<usize>) -> impl Iterator<Item = u64> {
+        self.pairing.tables().get(tables).unwrap_or_default().iter().map(|table| table_key(&table.key))
+    }
+
+    pub(crate) async fn send(&self, message: &Message) -> Result<(), ChannelError> {
+        let bytes = wire::encode(message).map_err(|error| ChannelError::Protocol { reason: error.to_string() })?;
+        self.channel.send(Topic::Engine, &bytes).await
+    }
+}
+
+/// A number for a buffer's key that both sides compute alike.
+fn table_key(key: &BufferKey) -> u64 {
+    let part = match key.part {
+        Part::Main => 0,
+        Part::Draft => 1,
+        _ => 255,
+    };
+    let role = match key.role {
+        BufferRole::Key => 0,
+        BufferRole::Value => 1,
+        BufferRole::Latent => 2,
+        BufferRole::Index => 3,
+        BufferRole::Conv => 4,
+        BufferRole::Recurrent => 5,
+        _ => 255,
+    };
+    (part << 48) | (role << 32) | u64::from(key.layer)
+}
+
+/// The transport's form of a pairing's tables.
+pub(crate) fn resolve(pairing: &Pairing, src: &[RegionId], dst: &HashMap<u32, RegionId>) -> Option<Vec<TablePair>> {
+    pairing
+        .tables()
+        .iter()
+        .map(|table| {
+            Some(TablePair {
+                src: *src.get(usize::try_from(table.src_region).ok()?)?,
+                src_base: table.src_base,
+                src_stride: table.src_stride,
+                dst: *dst.get(&table.dst_region)?,
+                dst_base: table.dst_base,
+                dst_stride: table.dst_stride,
+                len: table.len,
+            })
+        })
+        .collect()
+}
+
+/// The pushes of this side to one peer.
+pub(crate) struct Pushes {
+    max_aborted: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    closed: bool,
+    active: HashMap<Request, Arc<PushState>>,
+    /// What the receiver aborted, so that a push that comes late is refused; the oldest is forgotten first.
+    aborted: HashSet<Request>,
+    aborted_order: VecDeque<Request>,
+}
+
+impl Pushes {
+    pub(crate) fn new(max_aborted: usize) -> Self {
+        Self { max_aborted, state: Mutex::default() }
+    }
+
+    /// Takes a push in, unless the receiver has aborted its request or another one is active.
+    pub(crate) fn insert(&self, push: &Arc<PushState>) -> Result<(), PushError> {
+        let mut state = self.lock();
+        let (request, rank) = (push.request, push.rank());
+        if state.closed {
+            return Err(PushError::NotConnected { request, rank });
+        }
+        if state.aborted.contains(&request) {
+            let reason = "it was aborted before this push began".into();
+            return Err(PushError::AbortedByReceiver { request, rank, reason });
+        }
+        if state.active.contains_key(&request) {
+            return Err(PushError::Duplicate { request, rank });
+        }
+        state.active.insert(request, Arc::clone(push));
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, push: &Arc<PushState>) {
+        let mut state = self.lock();
+        if state.active.get(&push.request).is_some_and(|active| Arc::ptr_eq(active, push)) {
+            state.active.remove(&push.request);
+        }
+    }
+
+    /// Aborts a request for its receiver. Answers true when nothing of it is in flight; else its push answers by itself.
+    fn abort(&self, request: Request, reason: &str) -> bool {
+        let active = {
+            let mut state = self.lock();
+            if state.aborted.insert(request) {
+                state.aborted_order.push_back(request);
+                if state.aborted_order.len() > self.max_aborted
+                    && let Some(oldest) = state.aborted_order.pop_front()
+                {
+                    state.aborted.remove(&oldest);
+                }
+            }
+            state.active.get(&request).cloned()
+        };
+        !active.is_some_and(|push| push.abort(reason))
+    }
+
+    /// Refuses further pushes: the peer is gone. Those that are active end by their transfers.
+    pub(crate) fn close(&self) {
+        let active: Vec<_> = {
+            let mut state = self.lock();
+            state.closed = true;
+            state.active.values().cloned().collect()
+        };
+        active.iter().for_each(|push| push.lost());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the messages of a peer until its channel ends; answers with how it ended.
+pub(crate) async fn listen(inner: &Arc<Inner>, session: &Arc<Session>) -> String {
+    loop {
+        let bytes = match session.channel.receive(Topic::Engine).await {
+            Ok(bytes) => bytes,
+            Err(error) => return error.to_string(),
+        };
+        match wire::decode(&bytes) {
+            Ok(Message::Failed { request, reason }) => {
+                inner.incoming.failed_by_sender(inner, session.peer, request, reason)
+            }
+            Ok(Message::Drained { request }) => inner.incoming.drained(session.peer, request),
+            Ok(Message::Abort { request, reason }) => {
+                if session.pushes.abort(request, &reason)
+                    && let Err(error) = session.send(&Message::Drained { request }).await
+                {
+                    return error.to_string();
+                }
+            }
+            Ok(_) => return "it repeated a message of the handshake".into(),
+            Err(error) => return error.to_string(),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The messages after the hello.
+
+use kv_plan::CacheLayout;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::MAX_MESSAGE;
+use crate::{config::Role, request::Request};
+
+/// A message that does not say what it should.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub(crate) struct WireError {
+    reason: String,
+}
+
+impl WireError {
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into() }
+    }
+}
+
+/// What an engine says about itself. Later minor versions may append fields; decoding skips what it does not know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Metadata {
+    pub(crate) role: Role,
+    /// The deployment that the rank belongs to: ranks of one deployment complete each other.
+    pub(crate) deployment: String,
+    /// What the rank holds.
+    pub(crate) layout: CacheLayout,
+    /// Names of the transports that it has, best first.
+    pub(crate) transports: Vec<String>,
+}
+
+impl Metadata {
+    const MAX_NAME: usize = 128;
+    const MAX_TRANSPORTS: usize = 16;
+
+    /// Checks everything that the type does not.
+    pub(crate) fn check(&self) -> Result<(), WireError> {
+        if self.deployment.len() > Self::MAX_NAME {
+            return Err(WireError::new(format!(
+                "the name of the peer's deployment has {} bytes, more than {}",
+                self.deployment.len(),
+                Self::MAX_NAME
+            )));
+        }
+        let long = self.transports.iter().any(|name| name.len() > Self::MAX_NAME);
+        if self.transports.len() > Self::MAX_TRANSPORTS || long {
+            return Err(WireError::new("the peer's list of transports is too long"));
+        }
+        self.layout.validate().map_err(|error| WireError::new(format!("the peer's cache layout is invalid: {error}")))
+    }
+}
+
+/// A region of the receiver's cache and the right to write it, as `RegionGrant::encode` writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Grant {
+    /// Index in the regions of the layout.
+    pub(crate) region: u32,
+    pub(crate) grant: Vec<u8>,
+}
+
+/// What engines say after the metadata. New kinds go at the end: the number of a kind is its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// The sender's judgement of the two layouts: `None`, or why they do not fit, by kind and text.
+    Verdict(Option<(String, String)>),
+    /// The regions that the peer may write; empty from the side that writes.
+    Grants(Vec<Grant>),
+    /// The handshake is done on this side.
+    Ready,
+    /// From the writing side: its part of the request has failed, and nothing of it is in flight any more.
+    Failed { request: Request, reason: String },
+    /// From the receiving side: stop the request, drain, and answer `Drained`.
+    Abort { request: Request, reason: String },
+    /// The answer: nothing of the request is in flight, and nothing of it will be sent any more.
+    Drained { request: Request },
+}
+
+pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, WireError> {
+    let bytes = postcard::to_stdvec(message).map_err(|error| WireError::new(format!("cannot encode: {error}")))?;
+    if bytes.len() > MAX_MESSAGE {
+        return Err(WireError::new(format!("a message of {} bytes is longer than {MAX_MESSAGE}", bytes.len())));
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    if bytes.len() > MAX_MESSAGE {
+        return Err(WireError::new(format!("a message of {} bytes is longer than {MAX_MESSAGE}", bytes.len())));
+    }
+    // What is left over belongs to a later minor version.
+    postcard::take_from_bytes(bytes)
+        .map(|(message, _)| message)
+        .map_err(|error| WireError::new(format!("a message of {} bytes does not decode: {error}", bytes.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_round_trip() {
+        for message in [
+            Message::Verdict(Some(("missing_layer".into(), "layer 60".into()))),
+            Message::Grants(vec![Grant { region: 3, grant: vec![1; 16] }]),
+            Message::Ready,
+            Message::Failed { request: Request::new(u64::MAX, 7), reason: "why".into() },
+        ] {
+            assert_eq!(decode::<Message>(&encode(&message).unwrap()).unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn a_claimed_billion_of_grants_ends_with_the_bytes() {
+        // Kind 1 (grants), then a length of 2^32 - 1 as a varint, then nothing.
+        let bytes = [1, 0xff, 0xff, 0xff, 0xff, 0x0f];
+        assert!(decode::<Message>(&bytes).unwrap_err().to_string().contains("does not decode"));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            let _ = decode::<Message>(&bytes);
+            if let Ok(metadata) = decode::<Metadata>(&bytes) {
+                let _ = metadata.check();
+            }
+        }
+    }
+}
