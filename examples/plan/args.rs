@@ -1,0 +1,87 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use kv_plan::{Dtype, PageId, Rank, Side};
+
+/// Says whether a prefill side and a decode side work together, and what moves between their ranks.
+///
+/// A SPEC is key=value pairs separated by commas: pp (stages, 1), tp (tensor ranks, 1), layers (of each stage, as 15+15+15+16), draft
+/// (layers of a draft model, 0), order (nhd or hnd), page and dtype (where they differ from --page and --dtype), pages (of each
+/// buffer, 65536).
+#[derive(Debug, Parser)]
+#[command(name = "plan")]
+pub(crate) struct Args {
+    /// The model's config.json
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+
+    /// Tokens of a page
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) page: u32,
+
+    /// Element type of the cache: bf16, f16, f32 or fp8 [default: the model's, else bf16]
+    #[arg(long)]
+    pub(crate) dtype: Option<Dtype>,
+
+    /// How the prefill side is split
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) prefill: Side,
+
+    /// How the decode side is split
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) decode: Side,
+
+    /// Pages of a request at the senders, separated by commas
+    #[arg(long, value_name = "LIST", requires = "dst_pages", allow_hyphen_values = true)]
+    src_pages: Option<String>,
+
+    /// The same pages at the receivers
+    #[arg(long, value_name = "LIST", requires = "src_pages", allow_hyphen_values = true)]
+    dst_pages: Option<String>,
+
+    /// Tokens that the pages hold [default: all that fit]
+    #[arg(long, value_name = "N", requires = "src_pages")]
+    pub(crate) tokens: Option<u64>,
+
+    /// Show this sender only, as in pp3.tp0
+    #[arg(long, value_name = "RANK")]
+    pub(crate) from: Option<Rank>,
+
+    /// Show this receiver only
+    #[arg(long, value_name = "RANK")]
+    pub(crate) to: Option<Rank>,
+
+    /// Print one JSON document instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draw the plan into this file (not supported yet)
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+impl Args {
+    /// The page lists of the two sides, if they were given.
+    pub(crate) fn pages(&self) -> Result<Option<PageLists>, String> {
+        let (Some(src), Some(dst)) = (&self.src_pages, &self.dst_pages) else { return Ok(None) };
+        Ok(Some(PageLists { src: list("--src-pages", src)?, dst: list("--dst-pages", dst)? }))
+    }
+}
+
+/// The pages of a request: the same tokens at the senders and at the receivers.
+pub(crate) struct PageLists {
+    pub(crate) src: Vec<PageId>,
+    pub(crate) dst: Vec<PageId>,
+}
+
+fn list(argument: &str, text: &str) -> Result<Vec<PageId>, String> {
+    let numbers = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+    numbers
+        .map(|number| match number.parse() {
+            Ok(number) => Ok(PageId(number)),
+            Err(_) => Err(format!("{argument}: {number:?} is not a page number of 32 bits")),
+        })
+        .collect()
+}
