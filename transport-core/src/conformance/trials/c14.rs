@@ -129,12 +129,14 @@ fn after_disconnecting_no_byte_lands(suite: &mut Suite) -> Verdict {
                 }
                 transfers
             });
+            // Also when the trial fails here: the sender would go on for ever.
+            let ending = SetOnDrop(stop);
             thread::sleep(pause);
             suite.wait("disconnecting", pair.b.transport.disconnect(pair.b.peer));
             let at_the_fence = target.bytes();
             thread::sleep(Duration::from_millis(30));
             assert!(target.bytes() == at_the_fence, "bytes landed after the fence");
-            stop.store(true, Ordering::Release);
+            drop(ending);
             for transfer in sender.join().expect("the sender does not panic") {
                 match suite.outcome(&transfer) {
                     Ok(_) | Err(TransferError::PeerLost { .. }) => {}
@@ -144,6 +146,14 @@ fn after_disconnecting_no_byte_lands(suite: &mut Suite) -> Verdict {
         });
     }
     Passed
+}
+
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 fn disconnecting_ends_what_was_in_flight(suite: &mut Suite) -> Verdict {
