@@ -127,6 +127,11 @@ impl FromStr for Rank {
 
 /// The number of a page in a rank's buffers. A type of its own, so that a scheduler's logical block number does not become
 /// one by accident. Negative numbers mark absent pages in some systems; every plan refuses them.
+///
+/// ```compile_fail
+/// let block: i32 = 7;
+/// let page: kv_plan::PageId = block;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct PageId(pub i32);

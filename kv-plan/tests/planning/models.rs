@@ -83,8 +83,8 @@ fn models_that_differ_have_other_fingerprints_and_the_same_model_the_same() {
     assert_eq!((other.fingerprint(), other.dtype()), (FINGERPRINT_OF_DEEPSEEK_V3, Some(Dtype::F16)));
 }
 
-/// Computed by hand, by the rule that [`ModelShape::fingerprint`] states.
-const FINGERPRINT_OF_DEEPSEEK_V3: u64 = 0x0;
+/// Computed by another program, by the rule that [`ModelShape::fingerprint`] states.
+const FINGERPRINT_OF_DEEPSEEK_V3: u64 = 0x4555_f4d0_f7d1_b97c;
 
 #[test]
 fn configurations_are_read_in_their_usual_variants() {
