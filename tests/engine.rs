@@ -157,7 +157,9 @@ async fn an_abort_returns_when_every_sender_is_quiet() {
     assert!(matches!(outcome, Err(ReceiveError::Aborted { .. })), "{outcome:?}");
     let late = push.send(Some(1..2), pages(&[1, 2]), pages(&[1, 2]));
     match late {
-        Err(PushError::AbortedByReceiver { reason, .. }) => assert!(reason.contains("the client went away"), "{reason}"),
+        Err(PushError::AbortedByReceiver { reason, .. }) => {
+            assert!(reason.contains("the client went away"), "{reason}")
+        }
         other => panic!("{other:?}"),
     }
     // The pages may be used again: nothing lands in them any more.
@@ -196,7 +198,10 @@ async fn what_does_not_fit_is_refused_with_the_same_words_on_both_sides() {
         assert_eq!(ours, theirs);
         assert_eq!(ours.mismatch_kind(), Some("missing_layer"));
         let text = ours.to_string();
-        assert!(text.contains("layer 5 (latent)") && text.contains("pp1.tp0") && text.contains("5 latent tables"), "{text}");
+        assert!(
+            text.contains("layer 5 (latent)") && text.contains("pp1.tp0") && text.contains("5 latent tables"),
+            "{text}"
+        );
         assert!(prefill.engine.peers().is_empty() && decode.engine.peers().is_empty());
     }
 }
@@ -245,7 +250,10 @@ async fn wrong_pages_are_refused_on_either_side_and_the_engine_lives_on() {
     let keys = Keys::new();
     let (_stages, decode, peers) = two_stages(&keys).await;
     for wrong in [&[64][..], &[-1], &[5, 5]] {
-        assert!(matches!(decode.engine.expect(9, "default", pages(wrong)), Err(ExpectError::Pages { .. })), "{wrong:?}");
+        assert!(
+            matches!(decode.engine.expect(9, "default", pages(wrong)), Err(ExpectError::Pages { .. })),
+            "{wrong:?}"
+        );
         let src: Vec<i32> = (0..wrong.len() as i32).collect();
         assert!(matches!(peers[0].push(9, pages(&src), pages(wrong)), Err(PushError::Plan { .. })), "{wrong:?}");
     }

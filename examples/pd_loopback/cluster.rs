@@ -172,6 +172,8 @@ impl Cluster {
                     reports.push((index, report));
                 }
                 Some(report) => return Err(Failure::Failed(format!("{name} said {report:?} unasked"))),
+                // Its last order was to finish.
+                None if reports.iter().any(|(reported, _)| *reported == index) => {}
                 None if self.interrupted.load(Ordering::SeqCst) => return Err(Failure::Interrupted),
                 None => return Err(Failure::Failed(format!("{name} ended before its work was done"))),
             }

@@ -1,6 +1,6 @@
 //! The requests: which pages each has on either side. Both sides compute it from the same few numbers.
 
-use kvferry::kv_plan::{CacheLayout, ModelShape, PageId, Side};
+use kvferry::kv_plan::{CacheLayout, Dtype, Mismatch, ModelShape, PageId, Side};
 use serde::{Deserialize, Serialize};
 
 /// The most requests that are in flight at a time; their pages are used again by later ones.
@@ -37,15 +37,14 @@ impl Workload {
             End::Prefill => &self.prefill,
             End::Decode => &self.decode,
         };
-        let refused =
-            |error: kvferry::kv_plan::Mismatch| Refused { kind: error.kind().into(), message: error.to_string() };
+        let refused = |error: Mismatch| Refused { kind: error.kind().into(), message: error.to_string() };
         let mut side: Side = text.parse().map_err(refused)?;
         if !text.contains("pages=") {
             let page = side.page_tokens.unwrap_or(self.page);
             let needed = u64::from(self.tokens.div_ceil(page.max(1))) * u64::from(self.wave_len());
             side.pages = u32::try_from(needed + needed / 4 + 1).unwrap_or(u32::MAX);
         }
-        let dtype = model.dtype().unwrap_or(kvferry::kv_plan::Dtype::Bf16);
+        let dtype = model.dtype().unwrap_or(Dtype::Bf16);
         side.layouts(&model, self.page, dtype).map_err(refused)
     }
 
