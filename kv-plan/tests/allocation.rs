@@ -2,15 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod support;
-
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
 };
 
-use kv_plan::{PageId, Plan, pair};
-use support::{latents, side};
+use kv_plan::{Attention, CacheLayout, Dtype, LayerKind, ModelShape, PageId, Plan, Side, pair};
 
 struct Counting;
 
@@ -53,6 +50,12 @@ fn allocations(run: impl FnOnce()) -> u64 {
     ALLOCATIONS.get() - before
 }
 
+/// The ranks of a side of a model with latents.
+fn side(spec: &str, layers: usize) -> Vec<CacheLayout> {
+    let model = ModelShape::by_hand("latents", Attention::Latent { dim: 576 }, vec![LayerKind::Full; layers]).unwrap();
+    spec.parse::<Side>().unwrap().layouts(&model, 64, Dtype::Bf16).unwrap()
+}
+
 /// Pages in an order without neighbours.
 fn scattered(count: i32, stride: i32, modulus: i32) -> Vec<PageId> {
     (0..count).map(|place| PageId((place * stride) % modulus)).collect()
@@ -60,8 +63,7 @@ fn scattered(count: i32, stride: i32, modulus: i32) -> Vec<PageId> {
 
 #[test]
 fn planning_again_allocates_nothing() {
-    let model = latents(61);
-    let (prefill, decode) = (side("pp=4", &model, 64), side("pp=1", &model, 64));
+    let (prefill, decode) = (side("pp=4", 61), side("pp=1", 61));
     let pairing = pair(&prefill[3], &decode[0]).unwrap();
     let (src, dst) = (scattered(2048, 7, 65_521), scattered(2048, 1021, 65_521));
     let mut plan = Plan::default();
@@ -85,7 +87,7 @@ fn planning_again_allocates_nothing() {
 
 #[test]
 fn a_plan_with_capacity_allocates_only_its_scratch() {
-    let layouts = side("pp=1", &latents(2), 64);
+    let layouts = side("pp=1", 2);
     let pairing = pair(&layouts[0], &layouts[0]).unwrap();
     let mut plan = Plan::with_capacity(2048);
     // Rising lists need no scratch.
