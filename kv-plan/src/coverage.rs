@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::{
     BufferKey, CacheLayout, Mismatch, Pairing, Part, Rank,
     error::End,
-    pair::{check_layout, pair_valid, uncovered},
+    pair::{check_layout, pair_valid, receivers, uncovered},
 };
 
 /// What the senders of a receiver write, and what they leave alone.
@@ -40,8 +40,9 @@ pub fn coverage(prefill: &[&CacheLayout], decode: &CacheLayout) -> Result<Covera
 pub(crate) fn cover(prefill: &[&CacheLayout], decode: &CacheLayout) -> Result<(Coverage, Vec<Pairing>), Mismatch> {
     let mut pairings = Vec::new();
     let mut writers = HashMap::with_capacity(decode.buffers.len());
+    let receivers = receivers(decode);
     for source in prefill {
-        let pairing = pair_valid(source, decode)?;
+        let pairing = pair_valid(source, decode, &receivers)?;
         for table in pairing.tables() {
             if let Some(first) = writers.insert(table.key, source.rank()) {
                 let (key, decode_rank, second) = (table.key, decode.rank(), source.rank());

@@ -1,6 +1,8 @@
 //! Whether a layout contradicts itself. It may come from a peer, so every number is hostile: all arithmetic is checked, and
 //! time and memory are bounded by the length of what came.
 
+use std::ops::Range;
+
 use crate::{Buffer, CacheLayout, LayoutError, Part, Role};
 
 const MAX_NAME_BYTES: u64 = 256;
@@ -8,9 +10,15 @@ const MAX_NAME_BYTES: u64 = 256;
 pub(crate) fn validate(layout: &CacheLayout) -> Result<(), LayoutError> {
     limits(layout)?;
     shard(layout)?;
+    // Once, not for every buffer: it adds up the stages.
+    let (main, draft) = (layout.shard.own_layers(Part::Main), layout.shard.own_layers(Part::Draft));
     for buffer in &layout.buffers {
         sizes(layout, buffer)?;
-        place(layout, buffer)?;
+        let owned = match buffer.key.part {
+            Part::Main => &main,
+            Part::Draft => &draft,
+        };
+        place(layout, buffer, owned)?;
     }
     duplicates(layout)?;
     overlaps(layout)
@@ -92,10 +100,8 @@ fn sizes(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
     Ok(())
 }
 
-fn place(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
-    let key = buffer.key;
-    let (shard, rank) = (&layout.shard, layout.rank());
-    let owned = shard.own_layers(key.part);
+fn place(layout: &CacheLayout, buffer: &Buffer, owned: &Range<u32>) -> Result<(), LayoutError> {
+    let (key, rank) = (buffer.key, layout.rank());
     if !owned.contains(&key.layer) {
         return Err(LayoutError::NotOwned { key, rank, first: owned.start, end: owned.end });
     }

@@ -123,28 +123,39 @@ impl Pairing {
 pub fn pair(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Pairing, Mismatch> {
     check_layout(prefill, End::Prefill)?;
     check_layout(decode, End::Decode)?;
-    pair_valid(prefill, decode)
+    pair_valid(prefill, decode, &receivers(decode))
+}
+
+/// The buffers of a receiver in the order of their keys, in which they are looked up.
+pub(crate) fn receivers(decode: &CacheLayout) -> Vec<&Buffer> {
+    let mut receivers: Vec<&Buffer> = decode.buffers.iter().collect();
+    receivers.sort_unstable_by_key(|buffer| buffer.key);
+    receivers
 }
 
 pub(crate) fn check_layout(layout: &CacheLayout, end: End) -> Result<(), Mismatch> {
     layout.validate().map_err(|cause| Mismatch::Layout { end, rank: layout.rank(), cause })
 }
 
-/// As [`pair`], for layouts that were validated.
-pub(crate) fn pair_valid(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Pairing, Mismatch> {
+/// As [`pair`], for layouts that were validated; with the [`receivers`] of decode.
+pub(crate) fn pair_valid(
+    prefill: &CacheLayout,
+    decode: &CacheLayout,
+    receivers: &[&Buffer],
+) -> Result<Pairing, Mismatch> {
     check_sides(prefill, decode)?;
     let (prefill_rank, decode_rank) = (prefill.rank(), decode.rank());
     let (prefill_drafts, decode_drafts) = (prefill.shard.draft_layers > 0, decode.shard.draft_layers > 0);
 
     let mut pairs: Vec<(&Buffer, &Buffer)> = Vec::new();
     if prefill_rank.tp == decode_rank.tp {
-        let mut receivers: Vec<&Buffer> = decode.buffers.iter().collect();
-        receivers.sort_unstable_by_key(|buffer| buffer.key);
+        let (main, draft) = (decode.shard.own_layers(Part::Main), decode.shard.own_layers(Part::Draft));
+        let own = |part| if part == Part::Main { &main } else { &draft };
         for src in prefill.buffers.iter().filter(|src| decode_drafts || src.key.part != Part::Draft) {
             let found = receivers.binary_search_by_key(&src.key, |buffer| buffer.key);
             match found.ok().and_then(|place| receivers.get(place)) {
                 Some(dst) => pairs.push((src, dst)),
-                None if decode.shard.own_layers(src.key.part).contains(&src.key.layer) => {
+                None if own(src.key.part).contains(&src.key.layer) => {
                     return Err(missing(prefill, decode, src.key, prefill_rank, decode_rank));
                 }
                 None => {}
@@ -176,8 +187,8 @@ pub(crate) fn pair_valid(prefill: &CacheLayout, decode: &CacheLayout) -> Result<
         } else {
             Limit::of(pairs.iter().map(|(_, dst)| size(dst)), End::Decode, decode_rank)
         },
-        left_alone: if prefill_drafts { Vec::new() } else { draft_keys(decode) },
-        unsent: if decode_drafts { Vec::new() } else { draft_keys(prefill) },
+        left_alone: if decode_drafts && !prefill_drafts { draft_keys(decode) } else { Vec::new() },
+        unsent: if prefill_drafts && !decode_drafts { draft_keys(prefill) } else { Vec::new() },
     })
 }
 

@@ -59,16 +59,19 @@ fn check_layers(prefill: &CacheLayout, decode: &CacheLayout, part: Part) -> Resu
         Part::Main => layout.shard.total_layers(),
     };
     let (prefill_total, decode_total) = (total(prefill), total(decode));
-    let role = |layout: &CacheLayout| layout.buffers.iter().map(|buffer| buffer.key.role).min();
-    let role = role(prefill).or_else(|| role(decode)).unwrap_or(Role::Key);
+    // Only an error needs it: this is called for every two ranks.
+    let role = || {
+        let first = |layout: &CacheLayout| layout.buffers.iter().map(|buffer| buffer.key.role).min();
+        first(prefill).or_else(|| first(decode)).unwrap_or(Role::Key)
+    };
     if prefill_total > decode_total {
         // The first layer that has no table, the rank that would send it, and the last rank that could have had it.
-        let key = BufferKey { part, layer: decode_total, role };
+        let key = BufferKey { part, layer: decode_total, role: role() };
         let last = Rank { pp: decode.shard.stage_count().saturating_sub(1), tp: decode.rank().tp };
         return Err(missing(prefill, decode, key, holder(prefill, key), last));
     }
     if decode_total > prefill_total {
-        let key = BufferKey { part, layer: prefill_total, role };
+        let key = BufferKey { part, layer: prefill_total, role: role() };
         return Err(uncovered(Some(prefill), decode, key, holder(decode, key)));
     }
     let model_layers = prefill.model.layers;
