@@ -10,7 +10,7 @@ mod world;
 
 use proptest::prelude::*;
 
-use self::{draw::worlds, world::World};
+use self::draw::worlds;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
