@@ -360,6 +360,7 @@ impl Inner {
 
     /// Takes a peer out: fences it, then fails what waits for it. Doing it twice is harmless.
     pub(crate) async fn lose(self: &Arc<Self>, session: &Arc<Session>, reason: &str) {
+        let reason = session.end.get_or_init(|| reason.to_owned());
         session.channel.close(reason);
         session.pushes.close();
         self.transport.disconnect(session.peer).await;
@@ -396,6 +397,7 @@ impl Inner {
     }
 
     async fn close(self: &Arc<Self>, how: Shutdown) {
+        self.incoming.begin_close();
         self.transport.shutdown(how).await;
         self.incoming.close();
         let sessions: Vec<_> = self.lock().drain().map(|(_, session)| session).collect();

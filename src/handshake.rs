@@ -3,7 +3,11 @@
 //! The hazard is a configuration that is found not to fit in the middle of a transfer, or never. Both sides get the other's
 //! layout, both run the same checks on the same pair, and so both come to the same verdict in the same words.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use kv_plan::{CacheLayout, Mismatch, Pairing, coverage, pair};
 use transport_core::{ChannelError, ControlChannel, RegionGrant, Topic};
@@ -15,6 +19,9 @@ use crate::{
     session::{self, Pushes, Session},
     wire::{self, Grant, Hello, Message, Metadata, WireError},
 };
+
+/// How long a side that refuses waits for the peer to find the same.
+const LINGER: Duration = Duration::from_millis(300);
 
 /// Runs the handshake over a fresh channel and connects the data path. On failure the channel is closed with the reason.
 pub(crate) async fn run(inner: &Arc<Inner>, channel: Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
@@ -35,6 +42,8 @@ async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<
     talk.send_bytes(&inner.hello().encode()).await?;
     let hello = Hello::decode(&talk.receive_bytes().await?).map_err(|error| talk.protocol(error))?;
     if hello.major != Hello::MAJOR {
+        // The peer finds the same in our hello, which a close at once could take with it.
+        let _ = tokio::time::timeout(LINGER, channel.closed()).await;
         return Err(ConnectError::Version {
             address: channel.peer_address(),
             ours: format!("{}.{}", Hello::MAJOR, Hello::MINOR),
@@ -46,27 +55,19 @@ async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<
     talk.send_bytes(&wire::encode(ours).map_err(|error| talk.protocol(error))?).await?;
     let theirs: Metadata = wire::decode(&talk.receive_bytes().await?).map_err(|error| talk.protocol(error))?;
     theirs.check().map_err(|error| talk.protocol(error))?;
-    if theirs.role == ours.role {
-        return Err(ConnectError::SameRole { role: ours.role });
-    }
-    if !theirs.transports.iter().any(|name| ours.transports.contains(name)) {
-        return Err(ConnectError::NoTransport {
-            ours: ours.transports.join(", "),
-            theirs: theirs.transports.join(", "),
-        });
-    }
 
-    let (prefill, decode) = match ours.role {
-        Role::Prefill => (&ours.layout, &theirs.layout),
-        Role::Decode => (&theirs.layout, &ours.layout),
-    };
-    let judged = judge(prefill, decode);
-    let verdict = judged.as_ref().err().map(|mismatch| (mismatch.kind().to_owned(), mismatch.to_string()));
-    // A peer that came to the same verdict may have closed already.
+    let judged = judge(ours, &theirs);
+    let verdict = judged.as_ref().err().map(|error| {
+        let kind = error.mismatch_kind().unwrap_or("config");
+        (kind.to_owned(), error.to_string())
+    });
     let sent = talk.send(&Message::Verdict(verdict)).await;
-    let pairing = judged.map_err(|mismatch| ConnectError::Mismatch(Box::new(mismatch)))?;
+    // Also for whoever refuses: a connection that is closed at once could take with it what the peer needs to come to the same
+    // verdict by itself.
+    let answer = talk.receive().await;
+    let pairing = judged?;
     sent?;
-    match talk.receive().await? {
+    match answer? {
         Message::Verdict(None) => {}
         Message::Verdict(Some((kind, message))) => return Err(ConnectError::RefusedByPeer { kind, message }),
         _ => return Err(talk.protocol(WireError::new("a verdict was expected"))),
@@ -125,12 +126,27 @@ async fn finish(
         pairing,
         tables,
         pushes: Pushes::new(inner.config.max_aborted),
+        end: OnceLock::new(),
     }))
 }
 
-/// Whether two ranks, and the whole sides that they belong to, fit. Both sides of a connection call this with the same two
-/// layouts.
-fn judge(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Pairing, Mismatch> {
+/// Whether two ranks, and the whole sides that they belong to, fit. Both sides of a connection judge the same two layouts.
+fn judge(ours: &Metadata, theirs: &Metadata) -> Result<Pairing, ConnectError> {
+    let (prefill, decode) = match (ours.role, theirs.role) {
+        (Role::Prefill, Role::Decode) => (&ours.layout, &theirs.layout),
+        (Role::Decode, Role::Prefill) => (&theirs.layout, &ours.layout),
+        (role, _) => return Err(ConnectError::SameRole { role }),
+    };
+    if !theirs.transports.iter().any(|name| ours.transports.contains(name)) {
+        return Err(ConnectError::NoTransport {
+            ours: ours.transports.join(", "),
+            theirs: theirs.transports.join(", "),
+        });
+    }
+    fit(prefill, decode).map_err(|mismatch| ConnectError::Mismatch(Box::new(mismatch)))
+}
+
+fn fit(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Pairing, Mismatch> {
     let pairing = pair(prefill, decode)?;
     let siblings = prefill.siblings();
     let siblings: Vec<&CacheLayout> = siblings.iter().collect();

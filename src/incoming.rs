@@ -327,6 +327,9 @@ impl IncomingTable {
     pub(crate) fn sender_lost(&self, inner: &Arc<Inner>, peer: PeerId, reason: &str) {
         let entries: Vec<_> = {
             let mut state = self.lock();
+            if state.closed {
+                return;
+            }
             state.early.retain(|(_, early, _)| *early != peer);
             state.active.values().cloned().collect()
         };
@@ -407,6 +410,12 @@ impl IncomingTable {
             state.early.push_back((request, peer, early()));
         }
         None
+    }
+
+    /// Takes no more requests in: the engine is closing. What is expected may still complete, but connections that end now
+    /// are no news.
+    pub(crate) fn begin_close(&self) {
+        self.lock().closed = true;
     }
 
     /// Ends everything: the engine closes, and its transport is quiet.

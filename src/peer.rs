@@ -75,7 +75,8 @@ impl Peer {
     /// the same order. The pages must hold what they are to hold, and stay as they are until the push is over.
     ///
     /// # Errors
-    /// [`PushError`]; nothing was sent.
+    /// [`PushError`]; nothing was sent, and the receiver knows nothing of it. After [`PushError::Submit`] with a full queue, try again
+    /// when [`Peer::room`] says so.
     ///
     /// # Example
     /// See `examples/loopback`.
@@ -85,7 +86,8 @@ impl Peer {
         src_pages: &[PageId],
         dst_pages: &[PageId],
     ) -> Result<Push, PushError> {
-        self.begin(request)?.send_and_commit(None, src_pages, dst_pages)
+        self.check_role()?;
+        PushParts::whole(&self.inner, &self.session, request.into(), src_pages, dst_pages)
     }
 
     /// Begins a push in several parts, by layers or by pages, under one commit.
@@ -93,10 +95,15 @@ impl Peer {
     /// # Errors
     /// [`PushError`]; nothing was sent.
     pub fn begin(&self, request: impl Into<Request>) -> Result<PushParts, PushError> {
-        if self.inner.role() != Role::Prefill {
-            return Err(PushError::WrongRole { role: self.inner.role() });
-        }
+        self.check_role()?;
         PushParts::begin(&self.inner, &self.session, request.into())
+    }
+
+    fn check_role(&self) -> Result<(), PushError> {
+        match self.inner.role() {
+            Role::Prefill => Ok(()),
+            role => Err(PushError::WrongRole { role }),
+        }
     }
 
     /// Waits until the transport has room for another part to this peer.

@@ -122,6 +122,27 @@ impl PushParts {
         Ok(Self { shared, plan: Plan::default(), committed: false })
     }
 
+    /// Sends all of the request in one part, with the commit. When that cannot be, it is as if the push had never begun.
+    pub(crate) fn whole(
+        inner: &Arc<Inner>,
+        session: &Arc<Session>,
+        request: Request,
+        src_pages: &[PageId],
+        dst_pages: &[PageId],
+    ) -> Result<Push, PushError> {
+        let mut plan = Plan::default();
+        let planned = session.pairing.plan(src_pages, dst_pages, &mut plan);
+        planned.map_err(|cause| PushError::Plan { request, cause })?;
+        let mut push = Self::begin(inner, session, request)?;
+        push.plan = plan;
+        push.committed = true;
+        if let Err(error) = push.submit(dst_pages, true) {
+            push.shared.withdraw();
+            return Err(error);
+        }
+        Ok(Push { shared: Arc::clone(&push.shared) })
+    }
+
     /// Sends the pages of some layers of the request: all layers of this rank where `layers` is `None`. `src_pages` and
     /// `dst_pages` are the same tokens on the two sides, in the same order. The pages must hold what they are to hold.
     ///
@@ -134,7 +155,8 @@ impl PushParts {
         src_pages: &[PageId],
         dst_pages: &[PageId],
     ) -> Result<(), PushError> {
-        self.submit(layers, src_pages, dst_pages, false)
+        self.plan(layers, src_pages, dst_pages)?;
+        self.submit(dst_pages, false)
     }
 
     /// Sends the last part together with the commit.
@@ -147,7 +169,8 @@ impl PushParts {
         src_pages: &[PageId],
         dst_pages: &[PageId],
     ) -> Result<Push, PushError> {
-        self.submit(layers, src_pages, dst_pages, true)?;
+        self.plan(layers, src_pages, dst_pages)?;
+        self.submit(dst_pages, true)?;
         self.committed = true;
         Ok(Push { shared: Arc::clone(&self.shared) })
     }
@@ -166,19 +189,21 @@ impl PushParts {
         Push { shared: Arc::clone(&self.shared) }
     }
 
-    fn submit(
+    fn plan(
         &mut self,
         layers: Option<Range<u32>>,
         src_pages: &[PageId],
         dst_pages: &[PageId],
-        commit: bool,
     ) -> Result<(), PushError> {
+        let request = self.shared.request;
+        let planned = self.shared.session.pairing.plan_layers(layers, src_pages, dst_pages, &mut self.plan);
+        planned.map_err(|cause| PushError::Plan { request, cause })
+    }
+
+    /// Submits what was planned.
+    fn submit(&mut self, dst_pages: &[PageId], commit: bool) -> Result<(), PushError> {
         let state = &self.shared;
         let (session, request) = (&state.session, state.request);
-        session
-            .pairing
-            .plan_layers(layers, src_pages, dst_pages, &mut self.plan)
-            .map_err(|cause| PushError::Plan { request, cause })?;
         let pages = || dst_pages.iter().map(|page| u64::from(page.0.unsigned_abs()));
         let tables = self.plan.groups().iter().flat_map(|group| session.table_keys(group.tables.clone()));
         let coverage = Coverage::product(tables, pages());
@@ -272,6 +297,8 @@ struct Parts {
     failed: Option<PushError>,
     /// The outcome is decided, and nothing is in flight.
     over: bool,
+    /// Nothing was sent, and the receiver need not know that there was anything.
+    silent: bool,
     waker: Option<Waker>,
 }
 
@@ -281,14 +308,28 @@ impl PushState {
         self.end(PushError::GivenUp { request: self.request, reason: reason.into() }, false);
     }
 
+    /// Takes the push back, of which nothing was sent.
+    fn withdraw(self: &Arc<Self>) {
+        self.lock().silent = true;
+        self.session.pushes.remove(self);
+        self.give_up("it could not be submitted");
+    }
+
     /// The receiver's rank.
     pub(crate) fn rank(&self) -> Rank {
         self.session.rank()
     }
 
-    /// Ends the push because the connection to the receiver is gone.
+    /// Ends the push because the connection to the receiver is gone. What is in flight fails by itself, and says more.
     pub(crate) fn lost(&self) {
-        self.end(PushError::NotConnected { request: self.request, rank: self.rank() }, false);
+        let waker = {
+            let mut parts = self.lock();
+            parts.ending.get_or_insert(PushError::NotConnected { request: self.request, rank: self.rank() });
+            parts.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// Ends the push early because the receiver wants to; it is answered when nothing is in flight any more. Answers false
@@ -316,8 +357,8 @@ impl PushState {
         true
     }
 
-    /// Ready when the push is over and nothing of it is in flight; with whether the receiver waits for an answer.
-    fn poll(&self, context: &mut Context<'_>) -> Poll<(PushOutcome, bool)> {
+    /// Ready when the push is over and nothing of it is in flight; with what the receiver is to be told.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<(PushOutcome, Tell)> {
         let mut parts = self.lock();
         let parts = &mut *parts;
         parts.waker = Some(context.waker().clone());
@@ -365,12 +406,27 @@ impl PushState {
         // No part can come in between: `submit` looks at these under the same lock.
         parts.ending.get_or_insert(PushError::NotConnected { request: self.request, rank: self.session.rank() });
         parts.over = true;
-        Poll::Ready((outcome, std::mem::take(&mut parts.answer)))
+        let tell = match &outcome {
+            _ if parts.answer => Tell::Drained,
+            Err(error) if !parts.silent => Tell::Failed(error.to_string()),
+            _ => Tell::Nothing,
+        };
+        Poll::Ready((outcome, tell))
     }
 
     fn lock(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What the receiver is to be told of the end of a push.
+enum Tell {
+    /// The commit has told it.
+    Nothing,
+    /// It waits for this.
+    Drained,
+    /// Why the push failed.
+    Failed(String),
 }
 
 /// Sets an outcome should the engine's runtime end before the push does.
@@ -385,14 +441,14 @@ impl Drop for EndGuard {
 
 async fn drive(state: Arc<PushState>) {
     let guard = EndGuard(Arc::clone(&state));
-    let (outcome, answer) = std::future::poll_fn(|context| state.poll(context)).await;
+    let (outcome, tell) = std::future::poll_fn(|context| state.poll(context)).await;
     let request = state.request;
     // Removed before the receiver is told: an abort that comes later finds nothing in flight, and says so.
     state.session.pushes.remove(&state);
-    let message = match &outcome {
-        _ if answer => Some(Message::Drained { request }),
-        Err(error) => Some(Message::Failed { request, reason: error.to_string() }),
-        Ok(_) => None,
+    let message = match tell {
+        Tell::Drained => Some(Message::Drained { request }),
+        Tell::Failed(reason) => Some(Message::Failed { request, reason }),
+        Tell::Nothing => None,
     };
     if let Some(message) = message {
         // A peer that cannot be told is lost, and knows the failure from that.

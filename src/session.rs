@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use kv_plan::{BufferKey, Pairing, Part, Rank, Role as BufferRole};
@@ -28,6 +28,8 @@ pub(crate) struct Session {
     /// The pairing's tables with the regions of the transport; empty on the receiving side.
     pub(crate) tables: Vec<TablePair>,
     pub(crate) pushes: Pushes,
+    /// Why the connection ended: the first reason counts, the others follow from it.
+    pub(crate) end: OnceLock<String>,
 }
 
 impl Session {

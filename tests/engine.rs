@@ -258,8 +258,8 @@ async fn wrong_pages_are_refused_on_either_side_and_the_engine_lives_on() {
         assert!(matches!(peers[0].push(9, pages(&src), pages(wrong)), Err(PushError::Plan { .. })), "{wrong:?}");
     }
     assert!(matches!(peers[0].push(9, pages(&[1, 2]), pages(&[1])), Err(PushError::Plan { .. })));
-    // The failed pushes were given up, which the receiver hears; another attempt works.
-    let request = Request::new(9, 1);
+    // Nothing was sent, and the receiver has heard nothing: the same attempt works.
+    let request = Request::new(9, 0);
     let incoming = decode.engine.expect(request, "default", pages(&[2])).unwrap();
     for peer in &peers {
         peer.push(request, pages(&[1]), pages(&[2])).unwrap().await.unwrap();

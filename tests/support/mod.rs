@@ -11,56 +11,56 @@ use kvferry::{
 };
 
 /// A latent model of six layers: 128 bytes a token and layer.
-pub const MODEL: &str =
+pub(crate) const MODEL: &str =
     r#"{"model_type": "deepseek_v3", "num_hidden_layers": 6, "kv_lora_rank": 48, "qk_rope_head_dim": 16}"#;
 
 /// No wait of a test is longer.
-pub const LONG: Duration = Duration::from_secs(30);
+pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// Layouts of all ranks of a side, pages of 16 tokens.
-pub fn layouts(spec: &str) -> Vec<CacheLayout> {
+pub(crate) fn layouts(spec: &str) -> Vec<CacheLayout> {
     let model = ModelShape::from_config_json(MODEL).unwrap();
     spec.parse::<Side>().unwrap().layouts(&model, 16, Dtype::Bf16).unwrap()
 }
 
 /// The rank of a side with this place in the order of ranks.
-pub fn layout(spec: &str, place: usize) -> CacheLayout {
+pub(crate) fn layout(spec: &str, place: usize) -> CacheLayout {
     layouts(spec).swap_remove(place)
 }
 
 /// Memory for a layout, zeroed.
-pub fn memories(layout: &CacheLayout) -> Vec<Memory> {
+pub(crate) fn memories(layout: &CacheLayout) -> Vec<Memory> {
     layout.region_lens().iter().map(|len| Memory::host(*len as usize).unwrap()).collect()
 }
 
 /// An engine and its cache.
-pub struct Node {
-    pub engine: Engine,
-    pub memories: Vec<Memory>,
-    pub layout: CacheLayout,
+pub(crate) struct Node {
+    pub(crate) engine: Engine,
+    pub(crate) memories: Vec<Memory>,
+    pub(crate) layout: CacheLayout,
 }
 
 /// Keys of everybody who takes part, each of which trusts all.
-pub struct Keys {
-    pub trusted: TrustedKeys,
+pub(crate) struct Keys {
+    pub(crate) trusted: TrustedKeys,
 }
 
 impl Keys {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { trusted: TrustedKeys::new() }
     }
 
-    pub fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         let identity = Identity::generate();
         self.trusted.insert(identity.public_key());
         identity
     }
 
-    pub fn node(&self, role: Role, layout: CacheLayout) -> Node {
+    pub(crate) fn node(&self, role: Role, layout: CacheLayout) -> Node {
         self.node_with(role, layout, self.identity(), config())
     }
 
-    pub fn node_with(&self, role: Role, layout: CacheLayout, identity: Identity, config: EngineConfig) -> Node {
+    pub(crate) fn node_with(&self, role: Role, layout: CacheLayout, identity: Identity, config: EngineConfig) -> Node {
         let memories = memories(&layout);
         let engine = Engine::builder(role, Authentication::raw_keys(identity, self.trusted.clone()))
             .config(config)
@@ -72,7 +72,7 @@ impl Keys {
 }
 
 /// A configuration with short bounds.
-pub fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     EngineConfig::default()
         .with_request_timeout(Duration::from_secs(20))
         .with_drain_timeout(Duration::from_secs(2))
@@ -81,7 +81,7 @@ pub fn config() -> EngineConfig {
 
 impl Node {
     /// Fills every page with bytes that name layer and page.
-    pub fn fill(&self) {
+    pub(crate) fn fill(&self) {
         for buffer in &self.layout.buffers {
             for page in 0..buffer.page_count {
                 let offset = buffer.offset + u64::from(page) * buffer.page_bytes;
@@ -92,7 +92,7 @@ impl Node {
     }
 
     /// Whether a page holds, in every layer, what `fill` wrote into the page `from`, or zeroes without one.
-    pub fn holds(&self, page: i32, from: Option<i32>) -> bool {
+    pub(crate) fn holds(&self, page: i32, from: Option<i32>) -> bool {
         self.layout.buffers.iter().all(|buffer| {
             let mut bytes = vec![0; buffer.page_bytes as usize];
             let offset = buffer.offset + page as u64 * buffer.page_bytes;
@@ -107,6 +107,6 @@ fn mark(layer: u32, page: u32) -> u8 {
     (1 + (layer * 31 + page * 7) % 255) as u8
 }
 
-pub fn pages(pages: &[i32]) -> &[PageId] {
+pub(crate) fn pages(pages: &[i32]) -> &[PageId] {
     PageId::list(pages)
 }
