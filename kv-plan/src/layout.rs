@@ -328,7 +328,8 @@ impl CacheLayout {
     /// The layouts of all ranks of this side, ordered by rank, as far as they decide what moves between whom: each with its
     /// buffers' keys, sizes and heads, all in a region of their own. This rank's own layout is among them as it is.
     ///
-    /// The others are derived from this one: a stage's layers look like those of this rank.
+    /// The others are derived from this one: a stage's layers look like those of this rank, and a draft's layers, where this rank
+    /// has none of them, like the main model's.
     pub fn siblings(&self) -> Vec<Self> {
         crate::siblings::siblings(self)
     }

@@ -54,10 +54,54 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # When two ranks meet
+//!
+//! A rank knows its own layout and, once it has met one rank of the other side, that one's. Both check the same two layouts and come
+//! to the same verdict in the same words, which speak of "prefill" and "decode" and name both ranks, both values and what to change.
+//! [`CacheLayout::siblings`] derives what the other ranks of a side hold, so that the first two ranks that meet can already say
+//! whether the receiver will be complete, and who has to commit before it is:
+//!
+//! ```
+//! # use kv_plan::{Dtype, ModelShape, Side, coverage, pair};
+//! # let model = ModelShape::from_config_json(
+//! #     r#"{"model_type": "deepseek_v3", "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}"#,
+//! # )?;
+//! # let prefill = "pp=4".parse::<Side>()?.layouts(&model, 64, Dtype::Bf16)?.remove(2);
+//! # let decode = "pp=2".parse::<Side>()?.layouts(&model, 64, Dtype::Bf16)?.remove(1);
+//! // What came from the peer is validated, and then:
+//! let pairing = pair(&prefill, &decode)?;
+//! let siblings = prefill.siblings();
+//! let covered = coverage(&siblings.iter().collect::<Vec<_>>(), &decode)?;
+//! let senders: Vec<String> = covered.senders.iter().map(ToString::to_string).collect();
+//! assert_eq!(senders, ["pp2.tp0", "pp3.tp0"]);
+//! // The rank pp2.tp0 has the layers 30 to 44, all of which go to this receiver.
+//! assert_eq!(pairing.tables().len(), 15);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # For each request
+//!
+//! [`Pairing::plan`] turns two page lists into runs, [`Pairing::plan_layers`] does so for some layers, for a push that goes out while
+//! prefill still computes; a part of a request's pages is a part of the two lists. A [`Plan`] is used again and again and then
+//! allocates nothing. It stays a product: [`Plan::groups`] gives runs and tables, [`Run`] has the plain layout that transports
+//! take, and [`Plan::slices`] writes the slices out for whoever wants to see them.
+//!
+//! # Units
+//!
+//! Offsets, strides and lengths are bytes. Runs count pages. Sizes of buffers are `page_count` pages of `page_bytes` bytes;
+//! a page is `page_tokens` tokens of `token_bytes` bytes. Layers are numbered in the whole model, heads too.
+//!
+//! # Errors
+//!
+//! [`ConfigError`]: a model's configuration gives no shape. [`LayoutError`]: a layout contradicts itself. [`Mismatch`]: two ranks, or
+//! their sides, do not fit. [`PlanError`]: the page lists of a request are wrong. The last three have a `kind`, a stable
+//! word for programs. Nothing panics and no sum wraps, whatever a peer sends.
+//!
 //! # What is covered
 //!
-//! MLA and MHA/GQA models whose layers all have full attention; any pipeline split on either side; equal tensor splits. Different
-//! tensor splits, page sizes and orders, sliding windows, states and indexer keys are refused by name.
+//! MLA and MHA/GQA models whose layers all have full attention; any pipeline split on either side; equal tensor splits; a draft
+//! model with the main model's sizes. Different tensor splits, page sizes and orders, sliding windows, states and indexer keys
+//! are refused by name, never done wrongly.
 #![forbid(unsafe_code)]
 
 mod coverage;

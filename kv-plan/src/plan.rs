@@ -20,6 +20,7 @@ pub struct Run {
 
 /// Runs that all go for the same tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PlanGroup {
     /// The runs, as a range of the plan's.
     pub runs: Range<usize>,
@@ -29,6 +30,7 @@ pub struct PlanGroup {
 
 /// One slice of a plan, written out: `len` bytes, offsets in bytes from the start of the two buffers (not of their regions).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct PlannedSlice {
     /// What the buffers hold.
     pub key: BufferKey,

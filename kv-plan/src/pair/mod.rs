@@ -13,6 +13,7 @@ use crate::{Buffer, BufferKey, CacheLayout, Mismatch, Part, Rank, error::End, pa
 /// A pair of buffers and how pages are laid out in them: page `s` there becomes page `d` here by copying `len` bytes from
 /// `src_base + s * src_stride` to `dst_base + d * dst_stride`, offsets in bytes from the start of the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Table {
     /// What both buffers hold.
     pub key: BufferKey,
