@@ -11,7 +11,8 @@
 //! | B059 | the version is decoded before a layout: of the engine; what of it is pairing is `b059_…` |
 
 use kv_plan::{
-    Buffer, BufferKey, CacheLayout, Dtype, Heads, ModelShape, PageId, Part, Plan, PlanError, Rank, Role, Shard, coverage, pair,
+    Buffer, BufferKey, CacheLayout, Dtype, Heads, ModelShape, PageId, Part, Plan, PlanError, Rank, Role, Shard,
+    coverage, pair,
 };
 
 use crate::common::{cluster, deepseek, heads, latents, layouts_of, llama, of_key, paired, refusal, side, slices};
@@ -135,7 +136,10 @@ fn b019_bytes_of_a_page_scale_with_the_heads_of_a_rank() {
     (buffer.token_bytes, buffer.page_bytes) = (128, 16 * 128);
     let error = pair(&layouts[0], &decode[0]).unwrap_err();
     assert_eq!(error.kind(), "head_geometry");
-    assert!(error.to_string().contains("128 bytes a token") && error.to_string().contains("512 bytes a token"), "{error}");
+    assert!(
+        error.to_string().contains("128 bytes a token") && error.to_string().contains("512 bytes a token"),
+        "{error}"
+    );
     let buffer = &mut layouts[0].buffers[0];
     buffer.heads = Some(Heads { first: 0, count: 1, total: 8 });
     let error = pair(&layouts[0], &decode[0]).unwrap_err();
@@ -237,7 +241,8 @@ fn b051_elements_of_other_types_are_refused_with_both_sizes() {
 fn b055_tokens_and_heads_that_were_swapped_are_told_apart() {
     let layout = |page_tokens: u32, count: u32| {
         let model = heads(1, count, 64, 64);
-        let mut layout = CacheLayout::new(&model, Shard::new(Rank { pp: 0, tp: 0 }, vec![1], 1), page_tokens, Dtype::Bf16);
+        let mut layout =
+            CacheLayout::new(&model, Shard::new(Rank { pp: 0, tp: 0 }, vec![1], 1), page_tokens, Dtype::Bf16);
         for role in [Role::Key, Role::Value] {
             let token_bytes = u64::from(count) * 128;
             let region = layout.add_region(10 * u64::from(page_tokens) * token_bytes);
@@ -285,7 +290,8 @@ fn b059_what_may_differ_is_no_mismatch_of_the_model() {
 #[test]
 fn b127_ranges_that_wrap_around_are_refused() {
     let layout = |offset: u64, region: u64, page_count: u32, token_bytes: u64| {
-        let mut layout = CacheLayout::new(&latents(1, 8), Shard::new(Rank { pp: 0, tp: 0 }, vec![1], 1), 1, Dtype::Bf16);
+        let mut layout =
+            CacheLayout::new(&latents(1, 8), Shard::new(Rank { pp: 0, tp: 0 }, vec![1], 1), 1, Dtype::Bf16);
         let index = layout.add_region(region);
         layout.add_buffer(Buffer::new(BufferKey::main(Role::Latent, 0), index, offset, 1, token_bytes, page_count));
         layout.validate().map_err(|error| error.to_string())

@@ -1,8 +1,8 @@
 //! Models and sides that the tests share.
 
 use kv_plan::{
-    Attention, BufferKey, CacheLayout, Dtype, LayerKind, Mismatch, ModelShape, PageId, Pairing, Plan, PlannedSlice, Routes,
-    Side, pair, routes,
+    Attention, BufferKey, CacheLayout, Dtype, LayerKind, Mismatch, ModelShape, PageId, Pairing, Plan, PlannedSlice,
+    Routes, Side, pair, routes,
 };
 
 /// The models whose configurations are in `tests/data/models`, with their file names.
@@ -74,7 +74,11 @@ pub(crate) fn paired(prefill: &CacheLayout, decode: &CacheLayout) -> Pairing {
 
 /// Offsets and length of the slices of one buffer.
 pub(crate) fn of_key(slices: &[PlannedSlice], key: BufferKey) -> Vec<(u64, u64, u64)> {
-    slices.iter().filter(|slice| slice.key == key).map(|slice| (slice.src_offset, slice.dst_offset, slice.len)).collect()
+    slices
+        .iter()
+        .filter(|slice| slice.key == key)
+        .map(|slice| (slice.src_offset, slice.dst_offset, slice.len))
+        .collect()
 }
 
 /// What pairing and coverage look at, without where it lies in memory.

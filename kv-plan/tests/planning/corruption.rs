@@ -62,7 +62,10 @@ fn a_draft_is_declared_and_never_guessed_from_lengths() {
 fn hybrid_attention_under_pipeline_stages_is_refused_by_name() {
     let error = layouts_of(&model("gpt-oss-120b"), "pp=4", 64).unwrap_err();
     assert_eq!(error.kind(), "config");
-    assert!(error.to_string().contains("gpt_oss") && error.to_string().contains("18 of 36 layers (0, 2, 4, 6"), "{error}");
+    assert!(
+        error.to_string().contains("gpt_oss") && error.to_string().contains("18 of 36 layers (0, 2, 4, 6"),
+        "{error}"
+    );
 }
 
 /// Way 4: a stage that registers a layer of another stage.

@@ -1,9 +1,13 @@
 //! Layouts as a hostile peer would send them: refused or paired, never a panic, and in time and memory bounded by their own length.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use kv_plan::{
-    Buffer, BufferKey, CacheLayout, Dtype, Heads, ModelShape, Order, PageId, Part, Plan, Rank, Role, Shard, coverage, pair, routes,
+    Buffer, BufferKey, CacheLayout, Dtype, Heads, ModelShape, Order, PageId, Part, Plan, Rank, Role, Shard, coverage,
+    pair, routes,
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
@@ -148,7 +152,9 @@ fn apply(layout: &mut CacheLayout, change: &Change) {
         Change::Heads(at, to) => layout.buffers[at.index(buffers)].heads = Some(*to),
         Change::Key(at, to) => layout.buffers[at.index(buffers)].key = *to,
         Change::Remove(at) => drop(layout.buffers.remove(at.index(buffers))),
-        Change::Shift(layers) => layout.buffers.iter_mut().for_each(|b| b.key.layer = b.key.layer.saturating_add(*layers)),
+        Change::Shift(layers) => {
+            layout.buffers.iter_mut().for_each(|b| b.key.layer = b.key.layer.saturating_add(*layers))
+        }
     }
 }
 
@@ -180,13 +186,15 @@ fn use_all(a: &CacheLayout, b: &CacheLayout, pages: &[i32]) -> Result<(), TestCa
     if let Ok(pairing) = &paired {
         let mut plan = Plan::default();
         let pages = PageId::list(pages);
-        for layers in [None, Some(0..2), Some(1..u32::MAX), Some(u32::MAX..0)] {
+        for layers in [None, Some(0..2), Some(1..u32::MAX), Some(Range { start: u32::MAX, end: 0 })] {
             if pairing.plan_layers(layers, pages, pages, &mut plan).is_ok() {
                 // What is planned lies inside of both buffers, and so inside of both regions.
                 for slice in plan.slices(pairing) {
                     let (src, dst) = (a.buffer(slice.key).unwrap(), b.buffer(slice.key).unwrap());
                     let end = |offset: u64| offset.checked_add(slice.len);
-                    prop_assert!(end(slice.src_offset) <= src.total_bytes() && end(slice.dst_offset) <= dst.total_bytes());
+                    prop_assert!(
+                        end(slice.src_offset) <= src.total_bytes() && end(slice.dst_offset) <= dst.total_bytes()
+                    );
                     prop_assert!(end(slice.src_offset).is_some() && end(slice.dst_offset).is_some());
                 }
             }
@@ -225,7 +233,7 @@ fn timed(layout: &CacheLayout, own: &CacheLayout) -> Duration {
     let most = CacheLayout::MAX_SIDE_BUFFERS + CacheLayout::MAX_BUFFERS as u64;
     assert!(buffers as u64 <= most, "{buffers} buffers");
     let refs: Vec<_> = siblings.iter().collect();
-    let _ = (coverage(&refs, own), coverage(&refs, layout), pair(layout, own), pair(own, layout));
+    let _ = (coverage(&refs, own), coverage(&[own], layout), pair(layout, own), pair(own, layout));
     started.elapsed()
 }
 
@@ -260,9 +268,9 @@ fn a_layout_with_as_many_ranks_and_layers_as_it_may_claim_takes_bounded_time() {
         ("one layer, all tensor ranks", wide(vec![1], 4_096, &all)),
         ("more than it may", wide(vec![4_096], 4_096, &all)),
     ] {
+        // Tens of milliseconds in release, and most of a second without optimisation.
         let took = timed(&layout, &own);
-        assert!(took < Duration::from_secs(30), "{name}: {took:?}");
-        println!("{name}: {took:?}");
+        assert!(took < Duration::from_secs(10), "{name}: {took:?}");
     }
 }
 

@@ -10,7 +10,13 @@ fn every_file_is_read() {
         .iter()
         .map(|(file, _)| {
             let shape = model(file);
-            (shape.name().to_owned(), *shape.attention(), shape.layers().len(), shape.covered_layers().count(), shape.dtype())
+            (
+                shape.name().to_owned(),
+                *shape.attention(),
+                shape.layers().len(),
+                shape.covered_layers().count(),
+                shape.dtype(),
+            )
         })
         .collect();
     let heads = |kv_heads, dim| Attention::Heads { kv_heads, key_dim: dim, value_dim: dim };
@@ -53,8 +59,14 @@ fn layers_that_are_not_planned_yet_are_named() {
     let linear = model("qwen3-next-80b");
     assert_eq!(linear.covered_layers().collect::<Vec<_>>(), (3..48).step_by(4).collect::<Vec<_>>());
     for (shape, says) in [
-        (sliding, "gpt_oss cannot be planned yet: 18 of 36 layers (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34) have sliding-window attention, whose pages are a pool of their own"),
-        (linear, "qwen3_next cannot be planned yet: 36 of 48 layers (0-2, 4-6, 8-10, 12-14, 16-18, 20-22, 24-26, 28-30, 32-34, 36-38, 40-42, 44-46) have linear attention, which keeps a state for each request and no pages"),
+        (
+            sliding,
+            "gpt_oss cannot be planned yet: 18 of 36 layers (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34) have sliding-window attention, whose pages are a pool of their own",
+        ),
+        (
+            linear,
+            "qwen3_next cannot be planned yet: 36 of 48 layers (0-2, 4-6, 8-10, 12-14, 16-18, 20-22, 24-26, 28-30, 32-34, 36-38, 40-42, 44-46) have linear attention, which keeps a state for each request and no pages",
+        ),
     ] {
         let error = layouts_of(&shape, "pp=1", 64).unwrap_err();
         assert_eq!((error.kind(), error.to_string().as_str()), ("config", says));
@@ -95,11 +107,15 @@ fn configurations_are_read_in_their_usual_variants() {
     assert_eq!(*shape.attention(), Attention::Heads { kv_heads: 8, key_dim: 8, value_dim: 8 });
     let shape = read(&format!(r#"{base}, "head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 2"#)).unwrap();
     assert_eq!(*shape.attention(), Attention::Heads { kv_heads: 2, key_dim: 192, value_dim: 128 });
-    let nested = read(r#""model_type": "outer", "text_config": {"model_type": "qwen3_vl_text", "num_hidden_layers": 2,
-        "num_attention_heads": 4, "head_dim": 16}"#);
+    let nested = read(
+        r#""model_type": "outer", "text_config": {"model_type": "qwen3_vl_text", "num_hidden_layers": 2,
+        "num_attention_heads": 4, "head_dim": 16}"#,
+    );
     assert_eq!(nested.unwrap().name(), "qwen3_vl");
-    let linear = read(r#""model_type": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4,
-        "num_attention_heads": 4, "head_dim": 16"#);
+    let linear = read(
+        r#""model_type": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4,
+        "num_attention_heads": 4, "head_dim": 16"#,
+    );
     assert_eq!(linear.unwrap().covered_layers().collect::<Vec<_>>(), [3, 7]);
 }
 
@@ -110,7 +126,11 @@ fn configurations_that_make_no_sense_are_refused_with_the_field() {
     for (fields, says) in [
         (r#""model_type": "llama", "num_hidden_layers": 2"#.into(), "num_attention_heads"),
         (r#""model_type": "deepseek_v3", "num_hidden_layers": 2"#.into(), "kv_lora_rank"),
-        (r#""model_type": "deepseek_v3", "kv_lora_rank": 4294967295, "qk_rope_head_dim": 1, "num_hidden_layers": 1"#.into(), "too large"),
+        (
+            r#""model_type": "deepseek_v3", "kv_lora_rank": 4294967295, "qk_rope_head_dim": 1, "num_hidden_layers": 1"#
+                .into(),
+            "too large",
+        ),
         (format!(r#"{base}, "num_hidden_layers": 0"#), "is zero"),
         (format!(r#"{base}, "num_hidden_layers": -3"#), "-3"),
         (format!(r#"{base}, "num_hidden_layers": "many""#), "many"),

@@ -45,7 +45,7 @@ pub(crate) fn worlds() -> impl Strategy<Value = World> {
 
 /// Latents, or heads that fit the tensor ranks: a multiple of them, or a divisor.
 fn attention(tp: u32) -> impl Strategy<Value = Attention> {
-    let fitting: Vec<u32> = (1..=8).filter(|heads| heads % tp == 0 || tp % heads == 0).collect();
+    let fitting: Vec<u32> = (1u32..=8).filter(|heads| heads.is_multiple_of(tp) || tp.is_multiple_of(*heads)).collect();
     let heads = (prop::sample::select(fitting), 1u32..=3, 1u32..=3)
         .prop_map(|(kv_heads, key_dim, value_dim)| Attention::Heads { kv_heads, key_dim, value_dim });
     prop_oneof![(1u32..=5).prop_map(|dim| Attention::Latent { dim }), heads]

@@ -10,13 +10,8 @@ use super::{
 
 /// Two heads on each of two ranks, two stages to one, a request of four pages in two runs.
 fn world() -> World {
-    let setup = |stages: &[u32], shuffle| Setup {
-        stages: stages.to_vec(),
-        draft: 1,
-        page_count: 9,
-        packed: Some(8),
-        shuffle,
-    };
+    let setup =
+        |stages: &[u32], shuffle| Setup { stages: stages.to_vec(), draft: 1, page_count: 9, packed: Some(8), shuffle };
     World {
         attention: Attention::Heads { kv_heads: 4, key_dim: 3, value_dim: 2 },
         dtype: Dtype::Bf16,

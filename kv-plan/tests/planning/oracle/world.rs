@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use kv_plan::{
-    Attention, Buffer, CacheLayout, Dtype, LayerKind, ModelShape, Order, PageId, Pairing, Part, Plan, PlannedSlice, Role,
-    Run, Side, Table, coverage, pair,
+    Attention, Buffer, CacheLayout, Dtype, LayerKind, ModelShape, Order, PageId, Pairing, Part, Plan, PlannedSlice,
+    Role, Run, Side, Table, coverage, pair,
 };
 
 /// How one side is set up.
@@ -135,7 +135,8 @@ impl World {
                         let Some(Copy { table, run, .. }) = copies.next() else { break };
                         let src = sender.buffer(slice.key).unwrap().offset + slice.src_offset;
                         let dst = receiver.buffer(slice.key).unwrap().offset + slice.dst_offset;
-                        let copy = (table.src_base + run.src * table.src_stride, table.dst_base + run.dst * table.dst_stride);
+                        let copy =
+                            (table.src_base + run.src * table.src_stride, table.dst_base + run.dst * table.dst_stride);
                         if (src, dst, slice.len) != (copy.0, copy.1, run.count * table.len) {
                             wrong = Some(format!("{slice:?} is not {table:?} times {run:?}"));
                         }
