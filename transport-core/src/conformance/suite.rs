@@ -274,6 +274,23 @@ impl Suite {
         }
     }
 
+    /// Takes memory back once nobody else holds it: what is in it, and what was to be.
+    pub(super) fn reclaim(&self, what: &str, field: Field) -> (Vec<u8>, Vec<u8>) {
+        let Field { memory, expected, .. } = field;
+        let (mut memory, mut owner) = (Some(memory), None);
+        self.see(what, || {
+            match memory.take().map(Memory::try_into_owner) {
+                Some(Ok(reclaimed)) => owner = Some(reclaimed),
+                Some(Err(held)) => memory = Some(held),
+                None => {}
+            }
+            owner.is_some()
+        });
+        let mut found = vec![0; expected.len()];
+        owner.expect("it was seen").copy_out(0, &mut found);
+        (found, expected)
+    }
+
     /// Ends all nodes, which must work whatever the trial did.
     pub(super) fn finish(self) {
         for node in &self.started {

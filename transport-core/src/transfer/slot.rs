@@ -194,12 +194,13 @@ impl Slot {
 
     /// Ends the transfer. Only the driver calls this, and it is consumed by it, so there is one outcome (C2).
     pub(super) fn finish(&self, result: Result<(), TransferError>, mut submission: Box<Submission>) {
-        // Before the outcome is seen, so that whoever saw it finds the memory released.
-        submission.clear();
         // The pool that keeps the slot may belong to what the waker belongs to: do not let them keep each other alive.
         drop(self.driver.take());
         let (user, followers) = {
             let mut state = self.lock();
+            // At one with the outcome: whoever saw it finds the memory released, and whoever got the memory back finds the
+            // transfer over.
+            submission.clear();
             if result.is_ok() {
                 self.done.store(state.bytes_total, Ordering::Relaxed);
             }
