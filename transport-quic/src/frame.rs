@@ -10,6 +10,8 @@
 //! | 1 | whether there is a notification |
 //! | 2, n | its length and bytes, if there is one |
 //!
+//! The sender keeps the stream open until it has the answer, and resets it to give the batch up.
+//!
 //! From the receiver, one [`Answer`], after the last byte is in place and the notification in the queue, or as soon as it refuses. A
 //! segment is checked as a whole before its first byte is written. All numbers are little-endian.
 

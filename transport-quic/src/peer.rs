@@ -233,7 +233,11 @@ pub(crate) struct Stalled {
     pub(crate) limit: Duration,
 }
 
+/// A region that the peer was granted is gone: index and generation follow.
 const REVOKE: u8 = 1;
+
+/// This side wants the data path.
+pub(crate) const CONNECT: u8 = 2;
 
 /// Reads the peer's messages for the transport.
 async fn control(peer: Arc<Peer>) {

@@ -82,9 +82,13 @@ async fn batch(peer: Arc<Peer>, mut send: SendStream, receive: RecvStream) {
         }
     };
     drop(working);
+    let delivered = answer == Answer::Delivered;
     if send.write_all(&answer.encode()).await.is_ok() && send.finish().is_ok() {
         // Closing a connection drops what is not acknowledged: whoever drains it waits for this.
         let _ = send.stopped().await;
+    }
+    if delivered {
+        source.end().await;
     }
     drop(answering);
 }
@@ -121,12 +125,20 @@ async fn run(peer: &Arc<Peer>, source: &mut Source<'_>) -> Result<(), Failed> {
         }
         [flag] => return Err(Failed::CutOff(format!("a batch ends with the flag {flag}"))),
     };
-    source.end().await?;
+    if !source.chunk.is_empty() {
+        return Err(Failed::CutOff("bytes come after the end of a batch".into()));
+    }
     if let Some(payload) = notification {
         let event = Event::Notification { peer: peer.id, payload: payload.into() };
+        // The program may not listen for a long time, in which the sender may give the batch up.
         tokio::select! {
+            biased;
             () = peer.shared.events.push(event) => {}
             _ = peer.ended() => return Err(Failed::Lost),
+            reset = source.stream.received_reset() => match reset {
+                Ok(Some(_)) => return Err(Failed::Reset),
+                _ => return Err(Failed::CutOff("it ended a batch before the answer".into())),
+            },
         }
     }
     Ok(())
@@ -253,16 +265,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The end of the stream.
-    async fn end(&mut self) -> Result<(), Failed> {
-        if !self.chunk.is_empty() {
-            return Err(Failed::CutOff("bytes come after the end of a batch".into()));
-        }
-        match self.peer.patient(self.stream.read_chunk(1, true)).await {
-            Ok(Ok(None)) => Ok(()),
-            Ok(Ok(Some(_))) => Err(Failed::CutOff("bytes come after the end of a batch".into())),
-            Ok(Err(error)) => Err(error.into()),
-            Err(stalled) => Err(Failed::CutOff(format!("a batch did not end for {:?}", stalled.limit))),
-        }
+    /// Waits for the end of the stream, which the sender keeps open until it has the answer.
+    async fn end(&mut self) {
+        let _ = self.peer.patient(self.stream.read_chunk(1, true)).await;
     }
 }

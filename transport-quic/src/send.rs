@@ -69,7 +69,10 @@ async fn carry(peer: &Arc<Peer>, driver: &mut TransferDriver) -> Result<(), Tran
     };
     let given_up = match written {
         Ok(()) => match unless_cancelled(driver, read_answer(peer, &mut answer)).await {
-            Ok(answer) => return conclude(peer, driver, answer, None).await,
+            Ok(answer) => {
+                let _ = send.finish();
+                return conclude(peer, driver, answer, None).await;
+            }
             Err(cancelled) => Some(cancelled),
         },
         Err(Broken::GivenUp(cause)) => Some(cause),
@@ -78,7 +81,6 @@ async fn carry(peer: &Arc<Peer>, driver: &mut TransferDriver) -> Result<(), Tran
         Err(Broken::Stalled(stalled)) => return Err(stall(peer, driver, stalled).await),
     };
     if given_up.is_some() {
-        // A stream that was acknowledged as a whole cannot be reset, and then the answer is on its way.
         let _ = send.reset(GIVEN_UP);
     }
     let answer = read_answer(peer, &mut answer).await;
@@ -217,7 +219,8 @@ async fn write_end(
     });
     written.await.map_err(Broken::GivenUp)??;
     driver.mark_last_byte();
-    send.finish().map_err(|_| Broken::Stopped)
+    // The stream stays open until the answer: only an open one can still be given up.
+    Ok(())
 }
 
 /// Appends bytes to the stream, through the staging buffer.

@@ -15,9 +15,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::{sync::watch, time::timeout};
 use transport_core::{
-    Access, Batch, BatchOptions, Capabilities, ConnectError, ControlChannel, Event, EventQueue, GrantError, Memory,
-    MemorySpace, PeerId, RegionError, RegionGrant, RegionId, RegionTable, RegisterError, RegisterFailure, Shutdown,
-    Submit, SubmitError, Transfer, TransferPool, Transport,
+    Access, Batch, BatchOptions, Capabilities, ChannelError, ConnectError, ControlChannel, Event, EventQueue,
+    GrantError, Memory, MemorySpace, PeerId, RegionError, RegionGrant, RegionId, RegionTable, RegisterError,
+    RegisterFailure, Shutdown, Submit, SubmitError, Topic, Transfer, TransferPool, Transport,
 };
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     frame::MAX_NOTIFICATION,
     identity::PublicKey,
     node::{Backlog, BindError, Node},
-    peer::{End, Peer},
+    peer::{CONNECT, End, Peer},
     staging::Pool,
 };
 
@@ -242,6 +242,7 @@ impl Transport for QuicTransport {
         let own = own.me.upgrade().ok_or(ConnectError::Closed)?;
         // The peer's tasks run on the transport's thread.
         let started = self.node.handle.spawn(async move {
+            both_sides(&own).await?;
             let number = shared.next_peer.fetch_add(1, Ordering::Relaxed);
             let id = PeerId { index: number, generation: number };
             if let Some(error) = own.connection.close_reason() {
@@ -297,7 +298,27 @@ impl Transport for QuicTransport {
     }
 }
 
-/// Ends a transport; whoever comes second waits for the first.
+/// Waits until both sides want the data path, so that neither takes a connection for one that the other does not have.
+async fn both_sides(channel: &QuicChannel) -> Result<(), ConnectError> {
+    let limit = channel.node.config.connect_timeout;
+    let address = channel.peer_address();
+    let broken = |error: ChannelError| match error {
+        ChannelError::ClosedByPeer { reason } => ConnectError::Refused { address: address.clone(), reason },
+        error => ConnectError::Broken { address: address.clone(), reason: error.to_string() },
+    };
+    channel.send(Topic::Transport, &[CONNECT]).await.map_err(broken)?;
+    match timeout(limit, channel.receive(Topic::Transport)).await {
+        Ok(Ok(message)) if *message == [CONNECT] => Ok(()),
+        Ok(Ok(_)) => {
+            let reason = "its first message for the transport is not that it connects".into();
+            Err(ConnectError::Protocol { address, reason })
+        }
+        Ok(Err(error)) => Err(broken(error)),
+        Err(_) => Err(ConnectError::TimedOut { address, timeout: limit }),
+    }
+}
+
+/// Ends a transport; whoever comes second waits for the first, but an abort hastens a drain.
 async fn shut_down(node: &Arc<Node>, shared: &Arc<Shared>, how: Shutdown) {
     if !shared.closed.swap(true, Ordering::AcqRel) {
         let (node, shared) = (Arc::clone(node), Arc::clone(shared));
@@ -319,6 +340,9 @@ async fn shut_down(node: &Arc<Node>, shared: &Arc<Shared>, how: Shutdown) {
             shared.quiet.send_replace(true);
             node.stop().await;
         });
+    }
+    if how == Shutdown::Abort {
+        shared.peers().iter().for_each(|peer| peer.close(End::Cancelled));
     }
     let _ = shared.quiet.subscribe().wait_for(|quiet| *quiet).await;
 }
