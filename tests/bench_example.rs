@@ -2,23 +2,37 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::process::{Command, Output};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::OnceLock,
+};
 
 use serde_json::Value;
 
-/// Builds the example, since `cargo test --test …` alone does not, and runs it.
+/// The example. `cargo test` builds all examples; `cargo test --test …` alone does not, so then it is built here.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        // This test is `target/debug/deps/bench_example-…`, and the example `target/debug/examples/bench`.
+        let test = std::env::current_exe().unwrap();
+        let profile = test.ancestors().nth(2).unwrap();
+        let program = profile.join("examples").join(format!("bench{}", std::env::consts::EXE_SUFFIX));
+        if !program.exists() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--example", "bench", "--target-dir"]).arg(profile.parent().unwrap());
+            if profile.ends_with("release") {
+                cargo.arg("--release");
+            }
+            let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
+            assert!(built.success(), "the example does not build");
+        }
+        program
+    })
+}
+
 fn bench(args: &[&str]) -> Output {
-    // This test is `target/debug/deps/bench_example-…`, and the example will be `target/debug/examples/bench`.
-    let test = std::env::current_exe().unwrap();
-    let profile = test.ancestors().nth(2).unwrap();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--example", "bench", "--target-dir"]).arg(profile.parent().unwrap());
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success(), "the example does not build");
-    let built = profile.join("examples").join(format!("bench{}", std::env::consts::EXE_SUFFIX));
-    Command::new(built).args(args).output().unwrap()
+    Command::new(program()).args(args).output().unwrap()
 }
 
 fn stderr(output: &Output) -> String {
@@ -26,8 +40,10 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_small_run_prints_one_document_with_every_lane() {
-    let output = bench(&["--pattern", "4k", "--runs", "1", "--json"]);
+fn a_small_run_prints_one_document_with_every_lane_and_draws_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("bench.svg");
+    let output = bench(&["--pattern", "4k", "--runs", "1", "--json", "--plot", plot.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     let lines = document["lines"].as_array().unwrap();
@@ -41,6 +57,8 @@ fn a_small_run_prints_one_document_with_every_lane() {
         }
         assert!(line["p50_us"].is_null() && line["p99_us"].is_null(), "{line}");
     }
+    let plot = std::fs::read_to_string(plot).unwrap();
+    assert!(plot.starts_with("<svg") && plot.contains("memcpy"));
 }
 
 #[test]
@@ -58,14 +76,11 @@ fn latency_has_percentiles_and_no_throughput() {
 }
 
 #[test]
-fn a_plot_is_an_svg_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("bench.svg");
-    let output = bench(&["--pattern", "4k", "--runs", "1", "--plot", file.to_str().unwrap()]);
+fn without_json_there_is_a_table() {
+    let output = bench(&["--pattern", "latency-4096", "--runs", "1"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("GB/s"));
-    let plot = std::fs::read_to_string(file).unwrap();
-    assert!(plot.starts_with("<svg") && plot.contains("memcpy"));
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.contains("p99 µs") && table.contains("| latency-4096 | quic "), "{table}");
 }
 
 #[test]
