@@ -1,6 +1,8 @@
 //! Nodes for tests, and a wire between them that can be cut.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub(crate) mod hostile;
+
 use std::{
     io::ErrorKind,
     net::{SocketAddr, UdpSocket},
