@@ -33,6 +33,11 @@ pub(crate) fn measure(workload: &Workload, kinds: &[Kind], runs: usize) -> Resul
             results.push(run.map_err(|error| format!("{} over {}: {error}", workload.name, lane.name()))?);
         }
     }
+    for lane in &lanes {
+        if let Some(remark) = lane.remark() {
+            eprintln!("  {}: {remark}", lane.name());
+        }
+    }
     let results: Vec<_> = lanes.iter().map(|lane| lane.name()).zip(results).collect();
     Ok(Line::summarize(workload, &results))
 }

@@ -83,6 +83,13 @@ impl Endpoint {
         &self.data
     }
 
+    /// The state of the way to the peer, in words.
+    pub(crate) fn path(&self, peer: PeerId) -> Option<String> {
+        let path = self.control.path(peer)?;
+        let (mtu, lost, sent, black_holes) = (path.mtu, path.lost_packets, path.sent_packets, path.black_holes);
+        Some(format!("MTU {mtu}, {lost} of {sent} packets lost, {black_holes} black holes"))
+    }
+
     /// What the sender must know.
     pub(crate) fn invitation(&self) -> Invitation {
         Invitation { address: self.control.local_addr(), identity: self.identity.clone() }

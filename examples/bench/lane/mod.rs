@@ -19,6 +19,11 @@ pub(crate) trait Lane {
     /// Moves all blocks once, and returns when they are in place and this side knows.
     fn batch(&mut self) -> Result<()>;
 
+    /// What the way was like, where that explains the figures.
+    fn remark(&self) -> Option<String> {
+        None
+    }
+
     /// Compares every byte that has arrived.
     fn verify(&self, workload: &Workload, peer: &mut Peer) -> Result<()>;
 }

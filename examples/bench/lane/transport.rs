@@ -84,6 +84,10 @@ impl Lane for TransportLane {
         Ok(())
     }
 
+    fn remark(&self) -> Option<String> {
+        self.endpoint.path(self.peer)
+    }
+
     fn verify(&self, _: &Workload, peer: &mut Peer) -> Result<()> {
         peer.verify(self.name())
     }
