@@ -377,17 +377,8 @@ impl Inner {
         let sessions: Vec<_> =
             self.lock().values().filter(|session| session.metadata.deployment == deployment).cloned().collect();
         let Some(any) = sessions.first() else { return Err(Vec::new()) };
-        let expected = any
-            .metadata
-            .layout
-            .siblings()
-            .into_iter()
-            .filter(|sibling| {
-                kv_plan::pair(sibling, &self.metadata.layout).is_ok_and(|pairing| !pairing.tables().is_empty())
-            })
-            .map(|sibling| sibling.rank());
         let (mut senders, mut missing) = (Vec::new(), Vec::new());
-        for rank in expected {
+        for rank in any.senders.iter().copied() {
             match sessions.iter().find(|session| session.rank() == rank) {
                 Some(session) => senders.push(Arc::clone(session)),
                 None => missing.push(rank),

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use kv_plan::{CacheLayout, Mismatch, Pairing, coverage, pair};
+use kv_plan::{CacheLayout, Mismatch, Pairing, Rank, coverage, pair};
 use transport_core::{ChannelError, ControlChannel, RegionGrant, Topic};
 
 use crate::{
@@ -65,7 +65,7 @@ async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<
     // Also for whoever refuses: a connection that is closed at once could take with it what the peer needs to come to the same
     // verdict by itself.
     let answer = talk.receive().await;
-    let pairing = judged?;
+    let fit = judged?;
     sent?;
     match answer? {
         Message::Verdict(None) => {}
@@ -75,7 +75,7 @@ async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<
     inner.make_way_for(channel.as_ref(), &hello, &theirs).await?;
 
     let peer = inner.transport.connect(Arc::clone(channel)).await?;
-    let connected = finish(inner, &talk, peer, hello, theirs, pairing).await;
+    let connected = finish(inner, &talk, peer, hello, theirs, fit).await;
     if connected.is_err() {
         inner.transport.disconnect(peer).await;
     }
@@ -89,7 +89,7 @@ async fn finish(
     peer: transport_core::PeerId,
     hello: Hello,
     metadata: Metadata,
-    pairing: Pairing,
+    Fit { pairing, senders }: Fit,
 ) -> Result<Arc<Session>, ConnectError> {
     talk.send(&Message::Grants(grants(inner, peer, &pairing)?)).await?;
     let Message::Grants(granted) = talk.receive().await? else {
@@ -124,6 +124,7 @@ async fn finish(
         hello,
         metadata,
         pairing,
+        senders,
         tables,
         pushes: Pushes::new(inner.config.max_aborted),
         end: OnceLock::new(),
@@ -131,7 +132,7 @@ async fn finish(
 }
 
 /// Whether two ranks, and the whole sides that they belong to, fit. Both sides of a connection judge the same two layouts.
-fn judge(ours: &Metadata, theirs: &Metadata) -> Result<Pairing, ConnectError> {
+fn judge(ours: &Metadata, theirs: &Metadata) -> Result<Fit, ConnectError> {
     let (prefill, decode) = match (ours.role, theirs.role) {
         (Role::Prefill, Role::Decode) => (&ours.layout, &theirs.layout),
         (Role::Decode, Role::Prefill) => (&theirs.layout, &ours.layout),
@@ -146,12 +147,19 @@ fn judge(ours: &Metadata, theirs: &Metadata) -> Result<Pairing, ConnectError> {
     fit(prefill, decode).map_err(|mismatch| ConnectError::Mismatch(Box::new(mismatch)))
 }
 
-fn fit(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Pairing, Mismatch> {
+/// What two ranks that fit have to do with each other.
+struct Fit {
+    pairing: Pairing,
+    /// The prefill ranks that send something to the decode rank of the two.
+    senders: Vec<Rank>,
+}
+
+fn fit(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Fit, Mismatch> {
     let pairing = pair(prefill, decode)?;
     let siblings = prefill.siblings();
     let siblings: Vec<&CacheLayout> = siblings.iter().collect();
-    coverage(&siblings, decode)?;
-    Ok(pairing)
+    let senders = coverage(&siblings, decode)?.senders;
+    Ok(Fit { pairing, senders })
 }
 
 /// The regions that the peer gets: those of the receiving side that the pairing names.

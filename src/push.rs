@@ -324,7 +324,7 @@ impl PushState {
     pub(crate) fn lost(&self) {
         let waker = {
             let mut parts = self.lock();
-            parts.ending.get_or_insert(PushError::NotConnected { request: self.request, rank: self.rank() });
+            parts.ending.get_or_insert_with(|| PushError::NotConnected { request: self.request, rank: self.rank() });
             parts.waker.take()
         };
         if let Some(waker) = waker {
@@ -404,7 +404,9 @@ impl PushState {
             return Poll::Pending;
         };
         // No part can come in between: `submit` looks at these under the same lock.
-        parts.ending.get_or_insert(PushError::NotConnected { request: self.request, rank: self.session.rank() });
+        parts
+            .ending
+            .get_or_insert_with(|| PushError::NotConnected { request: self.request, rank: self.session.rank() });
         parts.over = true;
         let tell = match &outcome {
             _ if parts.answer => Tell::Drained,

@@ -25,6 +25,8 @@ pub(crate) struct Session {
     pub(crate) metadata: Metadata,
     /// What moves from the prefill side of the two to the decode side.
     pub(crate) pairing: Pairing,
+    /// The prefill ranks that send something to the decode rank of the two.
+    pub(crate) senders: Vec<Rank>,
     /// The pairing's tables with the regions of the transport; empty on the receiving side.
     pub(crate) tables: Vec<TablePair>,
     pub(crate) pushes: Pushes,

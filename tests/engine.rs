@@ -1,4 +1,5 @@
 //! The engine over loopback QUIC, both sides in one process.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
 mod support;
 

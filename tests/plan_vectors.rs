@@ -177,6 +177,64 @@ fn tokens_leave_out_the_pages_behind_them() {
 }
 
 #[test]
+fn an_empty_request_moves_nothing_and_names_who_completes_it() {
+    let empty = ["--src-pages=", "--dst-pages="];
+    let args = "--config {models}/deepseek-v3.json --page 64 --prefill pp=4 --decode pp=1 --json";
+    let document = json(&plan(&format!("{args} {}", empty.join(" "))));
+    let transfers = document["transfers"].as_array().expect("a list");
+    assert_eq!((transfers.len(), &document["bytes"]), (4, &0.into()));
+    assert!(transfers.iter().all(|transfer| transfer["slices"] == Value::Array(Vec::new())), "{document}");
+}
+
+#[test]
+fn page_lists_are_checked_whatever_is_shown_of_them() {
+    // These two ranks share nothing.
+    let args = "--config {models}/deepseek-v3.json --page 64 --prefill pp=4 --decode pp=4 --from pp0.tp0 --to pp3.tp0";
+    let document = json(&plan(&format!("{args} --src-pages 1 --dst-pages 2 --json")));
+    assert_eq!(document, serde_json::json!({"transfers": [], "bytes": 0}));
+    assert!(String::from_utf8_lossy(&plan(args).stdout).contains("nothing moves between these ranks"));
+    for (pages, kind, part) in [
+        ("--src-pages 1,2 --dst-pages 1", "page_count", "lists 2 pages and decode 1"),
+        ("--src-pages 1,2 --dst-pages 3,3", "duplicate_page", "page 3 is twice"),
+        ("--src-pages 65536 --dst-pages 1", "page_range", "65536"),
+        ("--src-pages 1 --dst-pages -1", "page_range", "negative numbers mark absent pages"),
+        ("--src-pages 1 --dst-pages 99999999999", "page_range", "page 99999999999 is out of range"),
+    ] {
+        let message = refused(&format!("{args} {pages}"), kind);
+        assert!(message.contains(part), "{pages}: {message}");
+    }
+}
+
+#[test]
+fn a_side_that_contradicts_itself_says_which_side_it_is() {
+    let config = "--config {models}/llama-3-70b.json --page 16";
+    let message = refused(&format!("{config} --prefill pp=1 --decode pp=2,layers=80"), "config");
+    assert!(message.contains("decode pp=2,tp=1,layers=80") && message.contains("layers gives 1 stages"), "{message}");
+    let message = refused(&format!("{config} --prefill tp=3 --decode tp=2"), "split");
+    assert!(message.contains("prefill pp=1,tp=3") && message.contains("do not divide by tp=3"), "{message}");
+}
+
+#[test]
+fn a_configuration_that_gives_no_model_is_a_misfit() {
+    let file = |name: &str, text: &[u8]| {
+        let folder = tempfile::tempdir().expect("a folder for a file");
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("the file is written");
+        let path = path.to_str().expect("the path is UTF-8");
+        refused(&format!("--config {path} --page 64 --prefill pp=1 --decode pp=1"), "config")
+    };
+    let message = file("unknown.json", br#"{"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}"#);
+    assert!(
+        message.contains("unknown.json") && message.contains("rwkv") && message.contains("RwkvForCausalLM"),
+        "{message}"
+    );
+    assert!(file("list.json", b"[]").contains("not a JSON object"));
+    assert!(file("cut.json", b"{").contains("not a JSON object"));
+    assert!(file("binary.json", b"\xff\xfe").contains("not a JSON object"));
+    assert!(file("part.json", br#"{"model_type": "llama"}"#).contains("\"num_attention_heads\""));
+}
+
+#[test]
 fn models_with_uncovered_layers_are_refused_by_name() {
     let message = refused("--config {models}/gpt-oss-120b.json --page 64 --prefill pp=1 --decode pp=1", "config");
     assert!(message.contains("18 of 36 layers (0, 2, 4") && message.contains("sliding-window"), "{message}");
@@ -215,7 +273,7 @@ fn bad_arguments_and_files_are_not_a_misfit() {
     let sides = "--prefill pp=1 --decode pp=1";
     for (args, part) in [
         (format!("--config {{models}}/none.json --page 64 {sides}"), "none.json"),
-        (format!("--config {{models}}/../vectors.json --page 64 {sides}"), "not a JSON object"),
+        (format!("--config {{models}} --page 64 {sides}"), "models"),
         (format!("--config {{models}}/llama-3-70b.json --page 0 {sides}"), "--page"),
         (format!("--config {{models}}/llama-3-70b.json {sides}"), "--page"),
         ("--config {models}/llama-3-70b.json --page 64 --prefill pp=x --decode pp=1".into(), "pp=x"),

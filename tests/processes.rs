@@ -1,6 +1,7 @@
 //! Real processes that are killed in the middle of a transfer, and come back.
 //!
 //! The other process is this test binary again, told by a variable of the environment to be one side.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
 mod support;
 

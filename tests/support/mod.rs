@@ -1,5 +1,6 @@
 //! Engines for tests: small caches, keys, and a way to make a decode and a prefill side of any split.
 #![allow(dead_code, reason = "each test file uses a part of this")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! Who may connect to whom, with raw keys and with a cluster's own authority.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Peers with a trusted key that break the protocol in every way: the node stays up, writes nothing that it should not, and
 //! its other peers do not notice.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
 mod support;
 

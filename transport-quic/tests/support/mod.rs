@@ -1,5 +1,6 @@
 //! Nodes for tests, and a wire between them that can be cut.
 #![allow(dead_code, reason = "each test file uses a part of this")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
 pub(crate) mod hostile;
 
