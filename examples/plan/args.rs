@@ -1,9 +1,11 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::{num::IntErrorKind, path::PathBuf};
 
 use clap::Parser;
 use kv_plan::{Dtype, PageId, Rank, Side};
+
+use crate::Failure;
 
 /// Says whether a prefill side and a decode side work together, and what moves between their ranks.
 ///
@@ -64,7 +66,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// The page lists of the two sides, if they were given.
-    pub(crate) fn pages(&self) -> Result<Option<PageLists>, String> {
+    pub(crate) fn pages(&self) -> Result<Option<PageLists>, Failure> {
         let (Some(src), Some(dst)) = (&self.src_pages, &self.dst_pages) else { return Ok(None) };
         Ok(Some(PageLists { src: list("--src-pages", src)?, dst: list("--dst-pages", dst)? }))
     }
@@ -76,12 +78,19 @@ pub(crate) struct PageLists {
     pub(crate) dst: Vec<PageId>,
 }
 
-fn list(argument: &str, text: &str) -> Result<Vec<PageId>, String> {
+fn list(argument: &str, text: &str) -> Result<Vec<PageId>, Failure> {
     let numbers = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
-    numbers
-        .map(|number| match number.parse() {
-            Ok(number) => Ok(PageId(number)),
-            Err(_) => Err(format!("{argument}: {number:?} is not a page number of 32 bits")),
-        })
-        .collect()
+    numbers.map(|number| page(argument, number)).collect()
+}
+
+fn page(argument: &str, text: &str) -> Result<PageId, Failure> {
+    match text.parse::<i32>().map_err(|error| error.kind().clone()) {
+        Ok(number) => Ok(PageId(number)),
+        // A number, but of no page that there can be.
+        Err(IntErrorKind::PosOverflow | IntErrorKind::NegOverflow) => Err(Failure::Unfit {
+            kind: "page_range",
+            message: format!("{argument}: page {text} is out of range: page numbers have 32 bits"),
+        }),
+        Err(_) => Err(Failure::Usage(format!("{argument}: {text:?} is not a page number"))),
+    }
 }

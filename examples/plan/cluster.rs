@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use kv_plan::{CacheLayout, ConfigError, Dtype, ModelShape, Pairing, Plan, PlannedSlice, Rank, Routes, routes};
+use kv_plan::{
+    CacheLayout, Dtype, End, Mismatch, ModelShape, PageId, Pairing, Plan, PlannedSlice, Rank, Routes, Side, routes,
+};
 
 use crate::{
     Failure,
@@ -32,49 +34,53 @@ impl Cluster {
             return Err(Failure::Usage("--svg is not supported yet; leave it out".into()));
         }
         let path = args.config.display();
-        let json = fs::read_to_string(&args.config).map_err(|error| Failure::Usage(format!("{path}: {error}")))?;
-        let model = ModelShape::from_config_json(&json).map_err(|error| match error {
-            ConfigError::Json(_) => Failure::Usage(format!("{path}: {error}")),
-            _ => Failure::Unfit { kind: "config", message: format!("{path}: {error}") },
-        })?;
+        let json = fs::read(&args.config).map_err(|error| Failure::Usage(format!("{path}: {error}")))?;
+        let model = ModelShape::from_config_json(&String::from_utf8_lossy(&json))
+            .map_err(|error| Failure::Unfit { kind: "config", message: format!("{path}: {error}") })?;
         let dtype = args.dtype.or_else(|| model.dtype()).unwrap_or(Dtype::Bf16);
-        let prefill = args.prefill.layouts(&model, args.page, dtype)?;
-        let decode = args.decode.layouts(&model, args.page, dtype)?;
+        let layouts = |end: End, side: &Side| {
+            side.layouts(&model, args.page, dtype).map_err(|error| match error {
+                // It is the model that is at fault, whichever side it is read for.
+                Mismatch::Unsupported { .. } => Failure::from(error),
+                _ => Failure::Unfit { kind: error.kind(), message: format!("{end} {error}") },
+            })
+        };
+        let (prefill, decode) = (layouts(End::Prefill, &args.prefill)?, layouts(End::Decode, &args.decode)?);
+        check_rank("--from", args.from, &prefill)?;
+        check_rank("--to", args.to, &decode)?;
         let routes = routes(&prefill, &decode)?;
         Ok(Self { model, prefill, decode, routes })
     }
 
-    /// The transfers that the arguments select, ordered by sender and receiver.
-    pub(crate) fn transfers(&self, args: &Args) -> Result<Vec<Transfer>, Failure> {
-        check_rank("--from", args.from, &self.prefill)?;
-        check_rank("--to", args.to, &self.decode)?;
-        let request = match args.pages().map_err(Failure::Usage)? {
-            Some(pages) => Some((self.pages_of_tokens(args.tokens, &pages)?, pages)),
-            None => None,
-        };
+    /// The transfers that the arguments select, ordered by sender and receiver; of a request, if there is one.
+    pub(crate) fn transfers(&self, args: &Args, request: Option<&PageLists>) -> Result<Vec<Transfer>, Failure> {
+        let mut plan = Plan::default();
+        let mut used = 0;
+        if let Some(PageLists { src, dst }) = request {
+            // The whole lists have to be right at all ranks, whatever is shown of them.
+            for pairing in self.routes.pairings() {
+                pairing.plan(src, dst, &mut plan)?;
+            }
+            used = self.pages_of_tokens(args.tokens, src.len())?;
+        }
         let selected = self.routes.pairings().iter().filter(|pairing| {
             args.from.is_none_or(|rank| rank == pairing.prefill_rank())
                 && args.to.is_none_or(|rank| rank == pairing.decode_rank())
         });
-        let mut plan = Plan::default();
         let transfer = |pairing: &Pairing| {
-            let Some((used, PageLists { src, dst })) = &request else {
+            let Some(PageLists { src, dst }) = request else {
                 return Ok(Transfer { pairing: pairing.clone(), bytes: pairing.bytes_per_token(), slices: None });
             };
-            // Both whole lists have to be right, even where only a part of them is used.
-            pairing.plan(src, dst, &mut plan)?;
-            if let (Some(src), Some(dst)) = (src.get(..*used), dst.get(..*used)) {
-                pairing.plan(src, dst, &mut plan)?;
-            }
+            let part = |pages| <[PageId]>::get(pages, ..used).unwrap_or_default();
+            pairing.plan(part(src), part(dst), &mut plan)?;
             let slices = Some(plan.slices(pairing).collect());
             Ok(Transfer { pairing: pairing.clone(), bytes: plan.bytes(), slices })
         };
         selected.map(transfer).collect()
     }
 
-    /// How many of the pages hold the tokens.
-    fn pages_of_tokens(&self, tokens: Option<u64>, PageLists { src, dst }: &PageLists) -> Result<usize, Failure> {
-        let listed = src.len().min(dst.len());
+    /// How many of the listed pages hold the tokens.
+    fn pages_of_tokens(&self, tokens: Option<u64>, listed: usize) -> Result<usize, Failure> {
         let (Some(tokens), Some(layout)) = (tokens, self.prefill.first()) else { return Ok(listed) };
         let page_tokens = layout.page_tokens;
         let needed = tokens.div_ceil(page_tokens.into());
@@ -83,9 +89,7 @@ impl Cluster {
             _ => Err(Failure::Unfit {
                 kind: "page_count",
                 message: format!(
-                    "{tokens} tokens need {needed} pages of {page_tokens}, but prefill lists {} pages and decode {}; list all pages of the request on both sides",
-                    src.len(),
-                    dst.len()
+                    "{tokens} tokens need {needed} pages of {page_tokens}, but {listed} are listed; list all pages of the request on both sides"
                 ),
             }),
         }

@@ -89,8 +89,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
+    let request = args.pages()?;
     let cluster = Cluster::read(args)?;
-    let transfers = cluster.transfers(args)?;
+    let transfers = cluster.transfers(args, request.as_ref())?;
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
         json::print(&mut out, &transfers)?;
