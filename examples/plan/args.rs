@@ -1,6 +1,9 @@
 //! The command line.
 
-use std::{num::IntErrorKind, path::PathBuf};
+use std::{
+    num::{IntErrorKind, ParseIntError},
+    path::PathBuf,
+};
 
 use clap::Parser;
 use kv_plan::{Dtype, PageId, Rank, Side};
@@ -84,13 +87,12 @@ fn list(argument: &str, text: &str) -> Result<Vec<PageId>, Failure> {
 }
 
 fn page(argument: &str, text: &str) -> Result<PageId, Failure> {
-    match text.parse::<i32>().map_err(|error| error.kind().clone()) {
-        Ok(number) => Ok(PageId(number)),
+    text.parse().map(PageId).map_err(|error: ParseIntError| match error.kind() {
         // A number, but of no page that there can be.
-        Err(IntErrorKind::PosOverflow | IntErrorKind::NegOverflow) => Err(Failure::Unfit {
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => Failure::Unfit {
             kind: "page_range",
             message: format!("{argument}: page {text} is out of range: page numbers have 32 bits"),
-        }),
-        Err(_) => Err(Failure::Usage(format!("{argument}: {text:?} is not a page number"))),
-    }
+        },
+        _ => Failure::Usage(format!("{argument}: {text:?} is not a page number")),
+    })
 }
