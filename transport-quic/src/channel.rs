@@ -208,7 +208,10 @@ impl ControlChannel for QuicChannel {
     }
 
     fn close(&self, reason: &str) {
-        self.connection.close(CLOSE, reason.as_bytes());
+        // Closing a connection that has ended would hide how.
+        if self.connection.close_reason().is_none() {
+            self.connection.close(CLOSE, reason.as_bytes());
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -13,7 +13,8 @@ use tokio::{
     time::timeout,
 };
 use transport_core::{
-    ControlChannel, GrantedRegions, ImportedRegions, PeerId, Permits, RegionId, Topic, TransferDriver, TransferError,
+    ChannelError, ControlChannel, GrantedRegions, ImportedRegions, PeerId, Permits, RegionId, Topic, TransferDriver,
+    TransferError,
 };
 
 use crate::{
@@ -170,8 +171,11 @@ impl Peer {
     /// Ends the connection because this side wants to.
     pub(crate) fn close(&self, end: End) {
         let reason = end.reason().to_owned();
-        let _ = self.cause.set(end);
-        self.connection().close(CLOSE, reason.as_bytes());
+        // A connection that has ended has its cause, which closing again would hide.
+        if self.connection().close_reason().is_none() {
+            let _ = self.cause.set(end);
+            self.connection().close(CLOSE, reason.as_bytes());
+        }
     }
 
     /// Waits until everything of an ended connection is quiet.
@@ -262,10 +266,11 @@ async fn watch(peer: Arc<Peer>) {
     let error = peer.connection().closed().await;
     let end = match peer.cause.get() {
         Some(end) => end.clone(),
-        None if error == ConnectionError::LocallyClosed => {
-            let reason = peer.channel.closed().await.to_string();
-            End::Lost(reason.into())
-        }
+        None if error == ConnectionError::LocallyClosed => match peer.channel.closed().await {
+            // The program closed the channel.
+            ChannelError::Closed => End::Disconnected,
+            error => End::Lost(error.to_string().into()),
+        },
         None => End::Lost(channel_error(&error).to_string().into()),
     };
     let waiting = {
