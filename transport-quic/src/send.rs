@@ -19,6 +19,9 @@ use crate::{
 /// The code of a stream that its sender gave up.
 const GIVEN_UP: VarInt = VarInt::from_u32(1);
 
+/// A segment from this many bytes on is worth a buffer of its own for its header.
+const LARGE: u64 = 64 << 10;
+
 /// Carries the peer's batches one after the other until the connection ends.
 pub(crate) async fn lane(peer: Arc<Peer>) {
     while let Some(mut driver) = peer.next().await {
@@ -138,9 +141,12 @@ async fn write_payload(peer: &Peer, driver: &TransferDriver, send: &mut SendStre
     loop {
         // One pass over the slices of a segment for their places, one for their bytes: nothing is kept for each slice.
         let mut counting = ahead;
-        let mut count = 0u32;
-        while count < MAX_ENTRIES && batch.next(&mut counting).is_some() {
+        let (mut count, mut bytes) = (0u32, 0u64);
+        while count < MAX_ENTRIES
+            && let Some(slice) = batch.next(&mut counting)
+        {
             count += 1;
+            bytes = bytes.saturating_add(slice.len);
         }
         if count == 0 {
             return Ok(staging);
@@ -150,6 +156,13 @@ async fn write_payload(peer: &Peer, driver: &TransferDriver, send: &mut SendStre
             let Some(slice) = batch.next(&mut ahead) else { break };
             let entry = Entry { region: slice.dst, offset: slice.dst_offset, len: slice.len };
             write(peer, send, &mut staging, &entry.encode()).await?;
+        }
+        // Bytes begin at the start of a buffer, which is aligned: pages that are copied to a few bytes behind a page's border
+        // are copied at a fifth of the speed by some processors.
+        if bytes >= LARGE
+            && let Some(head) = staging.take()
+        {
+            hand_over(peer, send, head).await?;
         }
         for _ in 0..count {
             let Some(slice) = batch.next(&mut behind) else { break };
