@@ -96,7 +96,7 @@ impl Node {
         let (ready, started) = std_mpsc::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(BindError::Thread)?;
         let handle = runtime.handle().clone();
-        let endpoint_config = endpoint_config(&config, &authentication);
+        let endpoint_config = endpoint_config(&authentication);
         let plain = config.quinn_defaults;
         thread::Builder::new()
             .name("kvferry-quic".into())
@@ -183,15 +183,16 @@ impl Node {
     }
 }
 
-fn endpoint_config(config: &QuicConfig, authentication: &Authentication) -> EndpointConfig {
+fn endpoint_config(authentication: &Authentication) -> EndpointConfig {
     // A node that restarts with the same keys can then tell a peer at once that its old connection is gone.
     let reset = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &authentication.derive(b"kvferry reset"));
     let mut endpoint = EndpointConfig::new(Arc::new(reset));
     let [a, b, c, d, e, f, g, h, ..] = authentication.derive(b"kvferry connection ids");
     let cid_key = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
     endpoint.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(cid_key)));
-    // One that is too large is refused by quinn; the check of the configuration has bounded it.
-    let _ = endpoint.max_udp_payload_size(config.max_mtu.max(1472).saturating_add(20));
+    // quinn sizes its receive buffers by this. They must hold what the kernel coalesces, 64 KiB, however long the datagrams are;
+    // it is within quinn's limits, so it is not refused.
+    let _ = endpoint.max_udp_payload_size(65_527);
     endpoint
 }
 
