@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     fmt,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -25,7 +25,7 @@ use crate::{
     request::Request,
     runtime,
     session::{self, Session},
-    wire::{Commit, Hello, Metadata},
+    wire::{self, Commit, Hello, Metadata},
 };
 
 /// Sets an engine up.
@@ -100,6 +100,7 @@ impl EngineBuilder {
             runtime,
             sessions: Mutex::default(),
             changes: watch::Sender::new(0),
+            turns: Mutex::default(),
         });
         inner.spawn(accept(Arc::clone(&inner)));
         inner.spawn(events(Arc::clone(&inner)));
@@ -181,6 +182,9 @@ impl Engine {
     pub async fn connect(&self, address: SocketAddr, expected: Option<PublicKey>) -> Result<Peer, ConnectError> {
         let inner = Arc::clone(self.inner());
         let task = self.inner().runtime.spawn(async move {
+            // One after the other, so that of two the later one counts on both sides.
+            let turn = inner.turn(address);
+            let _turn = turn.lock().await;
             let channel = inner.quic.dial(address, expected.as_ref()).await?;
             inner.meet(channel).await
         });
@@ -288,6 +292,8 @@ pub(crate) struct Inner {
     sessions: Mutex<HashMap<PeerId, Arc<Session>>>,
     /// Counts changes of `sessions`.
     changes: watch::Sender<u64>,
+    /// Whose turn it is to dial an address.
+    turns: Mutex<HashMap<SocketAddr, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 impl Inner {
@@ -311,11 +317,21 @@ impl Inner {
         self.lock().contains_key(&peer)
     }
 
+    /// What those who dial the same address wait for.
+    fn turn(&self, address: SocketAddr) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        if let Some(turn) = turns.get(&address).and_then(Weak::upgrade) {
+            return turn;
+        }
+        let turn = Arc::default();
+        turns.insert(address, Arc::downgrade(&turn));
+        turn
+    }
+
     /// Runs the handshake on a fresh channel and takes the peer in.
     async fn meet(self: &Arc<Self>, channel: Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
         let session = handshake::run(self, channel).await?;
-        self.lock().insert(session.peer, Arc::clone(&session));
-        self.changes.send_modify(|changes| *changes += 1);
         tracing::info!(rank = %session.rank(), role = %session.metadata.role, deployment = session.metadata.deployment,
             address = session.channel.peer_address(), transport = self.transport.name(), "connected");
         let (inner, listened) = (Arc::clone(self), Arc::clone(&session));
@@ -326,41 +342,61 @@ impl Inner {
         Ok(session)
     }
 
-    /// Decides about a peer that claims the place of one that is connected: the same node has restarted or come back, and
-    /// its old connection is cut; another node has the wrong configuration, and is refused.
-    pub(crate) async fn make_way_for(
-        self: &Arc<Self>,
-        channel: &dyn ControlChannel,
-        hello: &Hello,
-        metadata: &Metadata,
-    ) -> Result<(), ConnectError> {
-        let rank = metadata.layout.rank();
-        let old = self
-            .lock()
-            .values()
-            .find(|session| {
-                session.metadata.role == metadata.role
-                    && session.metadata.deployment == metadata.deployment
-                    && session.rank() == rank
-            })
-            .cloned();
-        let Some(old) = old else { return Ok(()) };
-        if old.channel.peer_identity() != channel.peer_identity() {
-            return Err(ConnectError::RankTaken {
-                rank,
-                role: metadata.role,
-                deployment: metadata.deployment.clone(),
-                address: old.channel.peer_address(),
-            });
+    /// Takes a peer in, unless what is connected forbids it. Looked at and done under one lock, on both sides by the same rules:
+    /// ranks of a deployment have one configuration; another node that claims a rank is refused; the same node that has
+    /// restarted or connects again replaces its old connection; of two connections that both sides dialled at the same time, the
+    /// one of the engine with the smaller id stays.
+    pub(crate) async fn admit(self: &Arc<Self>, session: &Arc<Session>) -> Result<(), ConnectError> {
+        let old = {
+            let mut sessions = self.lock();
+            let mut old = None;
+            for other in sessions.values().filter(|other| other.is_of_deployment(session)) {
+                if other.rank() == session.rank() {
+                    self.check_successor(other, session)?;
+                    old = Some(Arc::clone(other));
+                } else if let Some(difference) = other.difference(session) {
+                    let (rank, deployment) = (session.rank(), session.metadata.deployment.clone());
+                    return Err(ConnectError::DeploymentDiffers { rank, other: other.rank(), deployment, difference });
+                }
+            }
+            if let Some(old) = &old {
+                sessions.remove(&old.peer);
+            }
+            sessions.insert(session.peer, Arc::clone(session));
+            old
+        };
+        self.changes.send_modify(|changes| *changes += 1);
+        if let Some(old) = old {
+            let same = old.hello.incarnation == session.hello.incarnation;
+            self.lose(&old, if same { "it connected again" } else { "it was restarted" }).await;
         }
-        let reason = if old.hello.incarnation == hello.incarnation { "it connected again" } else { "it was restarted" };
-        self.lose(&old, reason).await;
         Ok(())
+    }
+
+    /// Whether a session may take the place of an older one of the same rank.
+    fn check_successor(&self, old: &Session, new: &Session) -> Result<(), ConnectError> {
+        let (rank, address) = (new.rank(), old.channel.peer_address());
+        if old.channel.peer_identity() != new.channel.peer_identity() {
+            let (role, deployment) = (new.metadata.role, new.metadata.deployment.clone());
+            return Err(ConnectError::RankTaken { rank, role, deployment, address });
+        }
+        let crossed =
+            old.hello.incarnation == new.hello.incarnation && old.channel.is_initiator() != new.channel.is_initiator();
+        let ours_stays = self.hello.engine < new.hello.engine;
+        if crossed && new.channel.is_initiator() != ours_stays {
+            return Err(ConnectError::AlreadyConnected { rank, address });
+        }
+        Ok(())
+    }
+
+    /// All connected peers.
+    pub(crate) fn sessions(&self) -> Vec<Arc<Session>> {
+        self.lock().values().cloned().collect()
     }
 
     /// Takes a peer out: fences it, then fails what waits for it. Doing it twice is harmless.
     pub(crate) async fn lose(self: &Arc<Self>, session: &Arc<Session>, reason: &str) {
-        let reason = session.end.get_or_init(|| reason.to_owned());
+        let reason = session.end.get_or_init(|| wire::reason(reason));
         session.channel.close(reason);
         session.pushes.close();
         self.transport.disconnect(session.peer).await;

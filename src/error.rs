@@ -100,6 +100,30 @@ pub enum ConnectError {
         /// Where the engine that has it is.
         address: String,
     },
+    /// The two sides dialled each other at the same time, and the other connection stays.
+    #[error(
+        "{rank} is already connected from {address}: both sides dialled; use the connection that Engine::peers shows"
+    )]
+    AlreadyConnected {
+        /// The peer's rank.
+        rank: Rank,
+        /// Where it is.
+        address: String,
+    },
+    /// A rank is configured differently from another one of its deployment that is connected.
+    #[error(
+        "{rank} does not belong to the deployment {deployment:?} that {other} is of: {difference}; restart all ranks of a deployment with one configuration, or name another deployment"
+    )]
+    DeploymentDiffers {
+        /// The rank that was refused.
+        rank: Rank,
+        /// The rank that is connected.
+        other: Rank,
+        /// The deployment.
+        deployment: String,
+        /// What each has.
+        difference: String,
+    },
     /// The peer broke the protocol.
     #[error("the peer at {address} broke the protocol of the handshake: {reason}")]
     Protocol {

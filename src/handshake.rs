@@ -10,7 +10,7 @@ use std::{
 };
 
 use kv_plan::{CacheLayout, Mismatch, Pairing, Rank, coverage, pair};
-use transport_core::{ChannelError, ControlChannel, RegionGrant, Topic};
+use transport_core::{ChannelError, ControlChannel, GrantError, RegionGrant, Topic};
 
 use crate::{
     config::Role,
@@ -32,7 +32,7 @@ pub(crate) async fn run(inner: &Arc<Inner>, channel: Arc<dyn ControlChannel>) ->
         Err(_) => Err(ConnectError::TimedOut { address, timeout }),
     };
     if let Err(error) = &result {
-        channel.close(&error.to_string());
+        channel.close(&wire::reason(&error.to_string()));
     }
     result
 }
@@ -59,7 +59,7 @@ async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<
     let judged = judge(ours, &theirs);
     let verdict = judged.as_ref().err().map(|error| {
         let kind = error.mismatch_kind().unwrap_or("config");
-        (kind.to_owned(), error.to_string())
+        (kind.to_owned(), wire::reason(&error.to_string()))
     });
     let sent = talk.send(&Message::Verdict(verdict)).await;
     // Also for whoever refuses: a connection that is closed at once could take with it what the peer needs to come to the same
@@ -69,14 +69,16 @@ async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<
     sent?;
     match answer? {
         Message::Verdict(None) => {}
-        Message::Verdict(Some((kind, message))) => return Err(ConnectError::RefusedByPeer { kind, message }),
+        Message::Verdict(Some((kind, message))) => {
+            return Err(ConnectError::RefusedByPeer { kind: wire::reason(&kind), message: wire::reason(&message) });
+        }
         _ => return Err(talk.protocol(WireError::new("a verdict was expected"))),
     }
-    inner.make_way_for(channel.as_ref(), &hello, &theirs).await?;
-
     let peer = inner.transport.connect(Arc::clone(channel)).await?;
     let connected = finish(inner, &talk, peer, hello, theirs, fit).await;
-    if connected.is_err() {
+    if let Err(error) = &connected {
+        // First, so that the peer learns why.
+        channel.close(&wire::reason(&error.to_string()));
         inner.transport.disconnect(peer).await;
     }
     connected
@@ -106,7 +108,12 @@ async fn finish(
                 granted.region, grant.len
             ))));
         }
-        inner.transport.import(peer, &grant).map_err(|error| talk.protocol(WireError::new(error.to_string())))?;
+        match inner.transport.import(peer, &grant) {
+            Ok(()) => {}
+            // The peer has closed the connection, with its reason.
+            Err(GrantError::NotConnected { .. }) => return Err(talk.broken(talk.channel.closed().await)),
+            Err(error) => return Err(talk.protocol(WireError::new(error.to_string()))),
+        }
         regions.insert(granted.region, grant.region);
     }
     let tables = match inner.role() {
@@ -114,11 +121,7 @@ async fn finish(
             .ok_or_else(|| talk.protocol(WireError::new("a region of its layout was not granted")))?,
         Role::Decode => Vec::new(),
     };
-    talk.send(&Message::Ready).await?;
-    let Message::Ready = talk.receive().await? else {
-        return Err(talk.protocol(WireError::new("the end of the handshake was expected")));
-    };
-    Ok(Arc::new(Session {
+    let session = Arc::new(Session {
         peer,
         channel: Arc::clone(talk.channel),
         hello,
@@ -128,7 +131,32 @@ async fn finish(
         tables,
         pushes: Pushes::new(inner.config.max_aborted),
         end: OnceLock::new(),
-    }))
+    });
+    // Before the peer hears that we are ready, so that it does not take for a connection what another one has made void.
+    inner.admit(&session).await?;
+    let ready = async {
+        talk.send(&Message::Ready(inner.incoming.failed())).await?;
+        loop {
+            match talk.receive().await? {
+                Message::Ready(failed) => return Ok(failed),
+                // The peer has admitted us, and something failed there just now.
+                Message::Abort { request, .. } => {
+                    session.pushes.refuse(request);
+                    talk.send(&Message::Drained { request }).await?;
+                }
+                Message::Drained { .. } => {}
+                _ => return Err(talk.protocol(WireError::new("the end of the handshake was expected"))),
+            }
+        }
+    };
+    match ready.await {
+        Ok(failed) => failed.into_iter().for_each(|request| session.pushes.refuse(request)),
+        Err(error) => {
+            inner.lose(&session, "its handshake did not end").await;
+            return Err(error);
+        }
+    }
+    Ok(session)
 }
 
 /// Whether two ranks, and the whole sides that they belong to, fit. Both sides of a connection judge the same two layouts.

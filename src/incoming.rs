@@ -26,7 +26,7 @@ use crate::{
     outcome::Shared,
     request::Request,
     session::Session,
-    wire::{Commit, Coverage, Message},
+    wire::{self, Commit, Coverage, Message},
 };
 
 /// What a complete request reports.
@@ -135,6 +135,8 @@ pub(crate) struct Entry {
 }
 
 struct EntryState {
+    /// Every sender has committed: the request cannot fail any more.
+    complete: bool,
     senders: HashMap<PeerId, Sender>,
     failing: Option<ReceiveError>,
 }
@@ -171,7 +173,14 @@ impl Entry {
     }
 }
 
-/// A word about a request that is not expected yet.
+/// A word about a request that is not expected yet, and when it came.
+struct EarlyWord {
+    request: Request,
+    peer: PeerId,
+    came: Instant,
+    word: Early,
+}
+
 enum Early {
     Commit(Commit),
     Failed(String),
@@ -190,7 +199,7 @@ pub(crate) struct IncomingTable {
 struct TableState {
     closed: bool,
     active: HashMap<Request, Arc<Entry>>,
-    early: VecDeque<(Request, PeerId, Early)>,
+    early: VecDeque<EarlyWord>,
     /// Attempts that failed, so that a late word of one is not taken for a new attempt.
     failed: HashSet<Request>,
     failed_order: VecDeque<Request>,
@@ -228,7 +237,7 @@ impl IncomingTable {
             request,
             started: Instant::now(),
             outcome: Shared::new(),
-            state: Mutex::new(EntryState { senders, failing: None }),
+            state: Mutex::new(EntryState { complete: false, senders, failing: None }),
             changed: tokio::sync::Notify::new(),
         });
         let early: Vec<(PeerId, Early)> = {
@@ -244,9 +253,14 @@ impl IncomingTable {
             }
             state.active.insert(request, Arc::clone(&entry));
             let (mine, others): (VecDeque<_>, _) =
-                std::mem::take(&mut state.early).into_iter().partition(|(early, ..)| *early == request);
+                std::mem::take(&mut state.early).into_iter().partition(|early| early.request == request);
             state.early = others;
-            mine.into_iter().map(|(_, peer, early)| (peer, early)).collect()
+            // What is older than a request may be belongs to an earlier use of its id.
+            let timeout = inner.config.request_timeout;
+            mine.into_iter()
+                .filter(|early| early.came.elapsed() < timeout)
+                .map(|early| (early.peer, early.word))
+                .collect()
         };
         for (peer, word) in early {
             match word {
@@ -330,7 +344,7 @@ impl IncomingTable {
             if state.closed {
                 return;
             }
-            state.early.retain(|(_, early, _)| *early != peer);
+            state.early.retain(|early| early.peer != peer);
             state.active.values().cloned().collect()
         };
         for entry in entries {
@@ -354,7 +368,7 @@ impl IncomingTable {
     fn fail(&self, inner: &Arc<Inner>, entry: &Arc<Entry>, error: ReceiveError) {
         {
             let mut state = entry.lock();
-            if state.failing.is_some() || entry.outcome.get().is_some() {
+            if state.failing.is_some() || state.complete || entry.outcome.get().is_some() {
                 return;
             }
             state.failing = Some(error);
@@ -364,11 +378,12 @@ impl IncomingTable {
 
     fn check_complete(&self, entry: &Arc<Entry>) {
         let received = {
-            let state = entry.lock();
+            let mut state = entry.lock();
             let complete = state.senders.values().all(|sender| sender.state == SenderState::Committed);
-            if state.failing.is_some() || !complete {
+            if state.failing.is_some() || state.complete || !complete {
                 return;
             }
+            state.complete = true;
             let mut senders: Vec<_> =
                 state.senders.values().map(|sender| (sender.session.rank(), sender.bytes)).collect();
             senders.sort();
@@ -379,15 +394,22 @@ impl IncomingTable {
                 elapsed: entry.started.elapsed(),
             }
         };
-        self.remove(entry, false);
+        self.remove(entry);
         entry.outcome.set(Ok(received));
     }
 
-    fn remove(&self, entry: &Arc<Entry>, failed: bool) {
+    fn remove(&self, entry: &Arc<Entry>) {
         let mut state = self.lock();
-        state.active.remove(&entry.request);
-        if failed && state.failed.insert(entry.request) {
-            state.failed_order.push_back(entry.request);
+        if state.active.get(&entry.request).is_some_and(|active| Arc::ptr_eq(active, entry)) {
+            state.active.remove(&entry.request);
+        }
+    }
+
+    /// Remembers that an attempt has failed; the oldest is forgotten first.
+    fn mark_failed(&self, request: Request) {
+        let mut state = self.lock();
+        if state.failed.insert(request) {
+            state.failed_order.push_back(request);
             if state.failed_order.len() > self.max_failed
                 && let Some(oldest) = state.failed_order.pop_front()
             {
@@ -396,19 +418,30 @@ impl IncomingTable {
         }
     }
 
+    /// The attempts that have failed, as far as they are remembered.
+    pub(crate) fn failed(&self) -> Vec<Request> {
+        self.lock().failed_order.iter().copied().collect()
+    }
+
     /// The expected request, or the word is kept for when it will be expected.
     fn find(&self, request: Request, peer: PeerId, early: impl FnOnce() -> Early) -> Option<Arc<Entry>> {
         let mut state = self.lock();
         if let Some(entry) = state.active.get(&request) {
             return Some(Arc::clone(entry));
         }
-        let full = state.early.len() >= self.max_early;
-        if state.failed.contains(&request) || state.closed || (full && state.early.pop_front().is_some()) {
+        if state.failed.contains(&request) || state.closed {
+            self.ignored.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        // A peer that says too much pushes out its own words, not those of others.
+        let mut own = state.early.iter().enumerate().filter(|(_, early)| early.peer == peer).map(|(place, _)| place);
+        if let Some(oldest) = own.next()
+            && own.count() + 1 >= self.max_early
+        {
+            state.early.remove(oldest);
             self.ignored.fetch_add(1, Ordering::Relaxed);
         }
-        if !state.failed.contains(&request) && !state.closed && self.max_early > 0 {
-            state.early.push_back((request, peer, early()));
-        }
+        state.early.push_back(EarlyWord { request, peer, came: Instant::now(), word: early() });
         None
     }
 
@@ -438,18 +471,19 @@ impl IncomingTable {
 
 /// Stops all senders of a failing request that may still write, and reports when they are quiet.
 async fn fence(inner: Arc<Inner>, entry: Arc<Entry>) {
-    let (error, writing): (Option<ReceiveError>, Vec<Arc<Session>>) = {
-        let state = entry.lock();
-        let writing = state.senders.values().filter(|sender| sender.state == SenderState::Writing);
-        (state.failing.clone(), writing.map(|sender| Arc::clone(&sender.session)).collect())
-    };
-    let error = error.unwrap_or(ReceiveError::Closed);
-    let reason = error.to_string();
-    let deadline = tokio::time::Instant::now() + inner.config.drain_timeout;
-    for session in &writing {
-        let message = Message::Abort { request: entry.request, reason: reason.clone() };
-        // Who cannot be told in time is cut off below.
-        let _ = tokio::time::timeout_at(deadline, session.send(&message)).await;
+    let error = entry.lock().failing.clone().unwrap_or(ReceiveError::Closed);
+    let reason = wire::reason(&error.to_string());
+    let now = tokio::time::Instant::now();
+    let deadline = now.checked_add(inner.config.drain_timeout).unwrap_or_else(|| now + Duration::from_secs(1 << 30));
+    // From here on the attempt is known as failed, also to a sender that connects anew.
+    inner.incoming.mark_failed(entry.request);
+    // Everybody is told, also those who have nothing in flight now: what they push later must not land. Side by side, so that a
+    // peer that does not listen holds up no other; who cannot be told in time is cut off below.
+    for session in inner.sessions() {
+        let (request, reason) = (entry.request, reason.clone());
+        inner.spawn(async move {
+            let _ = session.send(&Message::Abort { request, reason }).await;
+        });
     }
     loop {
         let writing: Vec<Arc<Session>> = {
@@ -468,7 +502,7 @@ async fn fence(inner: Arc<Inner>, entry: Arc<Entry>) {
             }
         }
     }
-    inner.incoming.remove(&entry, true);
+    inner.incoming.remove(&entry);
     entry.outcome.set(Err(error));
 }
 

@@ -74,6 +74,9 @@ impl Peer {
     /// Sends this rank's part of a request, and commits it. `src_pages` (here) and `dst_pages` (there) are the same tokens in
     /// the same order. The pages must hold what they are to hold, and stay as they are until the push is over.
     ///
+    /// Once an attempt has failed, its pages may belong to somebody else, so a later push of the same attempt is refused: a retry is
+    /// another attempt. The last `EngineConfig::max_aborted` such attempts are remembered.
+    ///
     /// # Errors
     /// [`PushError`]; nothing was sent, and the receiver knows nothing of it. After [`PushError::Submit`] with a full queue, try again
     /// when [`Peer::room`] says so.

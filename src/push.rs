@@ -23,7 +23,7 @@ use crate::{
     outcome::Shared,
     request::Request,
     session::Session,
-    wire::{Commit, Coverage, Message},
+    wire::{self, Commit, Coverage, Message},
 };
 
 /// What a committed push reports.
@@ -118,7 +118,7 @@ impl PushParts {
             outcome: Shared::new(),
         });
         session.pushes.insert(&shared)?;
-        inner.spawn(drive(Arc::clone(&shared)));
+        inner.spawn(drive(EndGuard(Arc::clone(&shared))));
         Ok(Self { shared, plan: Plan::default(), committed: false })
     }
 
@@ -159,12 +159,12 @@ impl PushParts {
         self.submit(dst_pages, false)
     }
 
-    /// Sends the last part together with the commit.
+    /// Sends the last part together with the commit. No part can follow.
     ///
     /// # Errors
-    /// As for [`PushParts::send`]; the push is then given up.
+    /// As for [`PushParts::send`]: nothing of this part was sent, and it can be tried again.
     pub fn send_and_commit(
-        mut self,
+        &mut self,
         layers: Option<Range<u32>>,
         src_pages: &[PageId],
         dst_pages: &[PageId],
@@ -178,8 +178,8 @@ impl PushParts {
     /// Says that the request is complete. The receiver sees that after the last byte of every part.
     ///
     /// # Errors
-    /// [`PushError`]; the push is then given up.
-    pub fn commit(self) -> Result<Push, PushError> {
+    /// As for [`PushParts::send`]; it can be tried again.
+    pub fn commit(&mut self) -> Result<Push, PushError> {
         self.send_and_commit(None, &[], &[])
     }
 
@@ -219,6 +219,9 @@ impl PushParts {
         let slices = self.plan.slice_count();
 
         let mut parts = state.lock();
+        if parts.sealed {
+            return Err(PushError::GivenUp { request, reason: "it was committed before; no part can follow".into() });
+        }
         if let Some(error) = parts.ending.as_ref().or(parts.failed.as_ref()) {
             return Err(error.clone());
         }
@@ -441,20 +444,26 @@ impl Drop for EndGuard {
     }
 }
 
-async fn drive(state: Arc<PushState>) {
-    let guard = EndGuard(Arc::clone(&state));
+async fn drive(guard: EndGuard) {
+    let state = Arc::clone(&guard.0);
     let (outcome, tell) = std::future::poll_fn(|context| state.poll(context)).await;
     let request = state.request;
     // Removed before the receiver is told: an abort that comes later finds nothing in flight, and says so.
     state.session.pushes.remove(&state);
     let message = match tell {
         Tell::Drained => Some(Message::Drained { request }),
-        Tell::Failed(reason) => Some(Message::Failed { request, reason }),
+        Tell::Failed(reason) => {
+            // The receiver takes the pages back when it hears this.
+            state.session.pushes.refuse(request);
+            Some(Message::Failed { request, reason: wire::reason(&reason) })
+        }
         Tell::Nothing => None,
     };
     if let Some(message) = message {
-        // A peer that cannot be told is lost, and knows the failure from that.
-        let _ = state.session.send(&message).await;
+        // A peer that cannot be told is cut off, and knows the failure from that.
+        if state.session.send(&message).await.is_err() {
+            state.inner.lose(&state.session, "it could not be told that a push had failed").await;
+        }
     }
     state.outcome.set(outcome);
     drop(guard);

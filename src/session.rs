@@ -39,6 +39,24 @@ impl Session {
         self.metadata.layout.rank()
     }
 
+    /// Whether two peers are ranks of one deployment.
+    pub(crate) fn is_of_deployment(&self, other: &Self) -> bool {
+        self.metadata.role == other.metadata.role && self.metadata.deployment == other.metadata.deployment
+    }
+
+    /// In what two ranks of one deployment are configured differently, if they are.
+    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
+        let show = |session: &Self| {
+            let layout = &session.metadata.layout;
+            let stages: Vec<String> = layout.shard.stages.iter().map(u32::to_string).collect();
+            let (tp, draft) = (layout.shard.tp, layout.shard.draft_layers);
+            let (page, dtype, order) = (layout.page_tokens, layout.dtype, layout.order);
+            format!("layers={},tp={tp},draft={draft},page={page},dtype={dtype},order={order}", stages.join("+"))
+        };
+        let (ours, theirs) = (show(self), show(other));
+        (ours != theirs).then(|| format!("{} has {ours}, {} has {theirs}", self.rank(), other.rank()))
+    }
+
     /// The tables of the pairing, as the transport takes them.
     pub(crate) fn table_pairs(&self, tables: Range<usize>) -> &[TablePair] {
         self.tables.get(tables).unwrap_or_default()
@@ -103,7 +121,8 @@ pub(crate) struct Pushes {
 struct State {
     closed: bool,
     active: HashMap<Request, Arc<PushState>>,
-    /// What the receiver aborted, so that a push that comes late is refused; the oldest is forgotten first.
+    /// What failed here or was aborted by the receiver, so that a push that comes late is refused: the receiver may have used the
+    /// pages again. The oldest is forgotten first.
     aborted: HashSet<Request>,
     aborted_order: VecDeque<Request>,
 }
@@ -121,7 +140,7 @@ impl Pushes {
             return Err(PushError::NotConnected { request, rank });
         }
         if state.aborted.contains(&request) {
-            let reason = "it was aborted before this push began".into();
+            let reason = "this attempt has failed or was aborted before; push another attempt".into();
             return Err(PushError::AbortedByReceiver { request, rank, reason });
         }
         if state.active.contains_key(&request) {
@@ -138,20 +157,23 @@ impl Pushes {
         }
     }
 
+    /// Refuses pushes of a request from now on.
+    pub(crate) fn refuse(&self, request: Request) {
+        let mut state = self.lock();
+        if state.aborted.insert(request) {
+            state.aborted_order.push_back(request);
+            if state.aborted_order.len() > self.max_aborted
+                && let Some(oldest) = state.aborted_order.pop_front()
+            {
+                state.aborted.remove(&oldest);
+            }
+        }
+    }
+
     /// Aborts a request for its receiver. Answers true when nothing of it is in flight; else its push answers by itself.
     fn abort(&self, request: Request, reason: &str) -> bool {
-        let active = {
-            let mut state = self.lock();
-            if state.aborted.insert(request) {
-                state.aborted_order.push_back(request);
-                if state.aborted_order.len() > self.max_aborted
-                    && let Some(oldest) = state.aborted_order.pop_front()
-                {
-                    state.aborted.remove(&oldest);
-                }
-            }
-            state.active.get(&request).cloned()
-        };
+        self.refuse(request);
+        let active = self.lock().active.get(&request).cloned();
         !active.is_some_and(|push| push.abort(reason))
     }
 
@@ -179,11 +201,11 @@ pub(crate) async fn listen(inner: &Arc<Inner>, session: &Arc<Session>) -> String
         };
         match wire::decode(&bytes) {
             Ok(Message::Failed { request, reason }) => {
-                inner.incoming.failed_by_sender(inner, session.peer, request, reason)
+                inner.incoming.failed_by_sender(inner, session.peer, request, wire::reason(&reason))
             }
             Ok(Message::Drained { request }) => inner.incoming.drained(session.peer, request),
             Ok(Message::Abort { request, reason }) => {
-                if session.pushes.abort(request, &reason)
+                if session.pushes.abort(request, &wire::reason(&reason))
                     && let Err(error) = session.send(&Message::Drained { request }).await
                 {
                     return error.to_string();

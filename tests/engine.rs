@@ -9,6 +9,7 @@ use kvferry::{
     ConnectError, ExpectError, PushError, ReceiveError, Request, Role,
     kv_plan::{Dtype, ModelShape, Side},
     transport_core::Shutdown,
+    transport_quic::QuicConfig,
 };
 use support::{Keys, LONG, Node, config, layout, layouts, pages};
 
@@ -332,4 +333,150 @@ async fn dropping_and_forgetting_everything_is_safe() {
             }
         }
     }
+}
+
+/// What the receiver has reported as failed is never written again, however the sender comes to push it.
+#[tokio::test]
+async fn a_push_after_a_failure_that_was_reported_lands_nowhere() {
+    let keys = Keys::new();
+    let (_stages, decode, peers) = two_stages(&keys).await;
+    // The sender has failed by itself and tries the same attempt again.
+    let incoming = decode.engine.expect(1, "default", pages(&[1])).unwrap();
+    peers[0].begin(1).unwrap().fail("out of memory").await.unwrap_err();
+    incoming.await.unwrap_err();
+    assert!(matches!(peers[0].push(1, pages(&[5]), pages(&[1])), Err(PushError::AbortedByReceiver { .. })));
+    // A sender that had committed before the request was aborted.
+    let incoming = decode.engine.expect(2, "default", pages(&[1])).unwrap();
+    peers[0].push(2, pages(&[5]), pages(&[1])).unwrap().await.unwrap();
+    incoming.abort("no longer wanted").await.unwrap_err();
+    decode.memories.iter().for_each(|memory| memory.fill(0, memory.len(), 0).unwrap());
+    let deadline = Instant::now() + LONG;
+    // It hears of the abort side by side with the other one, and may have begun before that.
+    while !matches!(peers[0].push(2, pages(&[5]), pages(&[1])), Err(PushError::AbortedByReceiver { .. })) {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_failed_on_an_old_connection_is_refused_on_the_new_one() {
+    let keys = Keys::new();
+    let decode = keys.node(Role::Decode, layout("pages=8", 0));
+    let identity = keys.identity();
+    let first = keys.node_with(Role::Prefill, layout("pages=8", 0), identity.clone(), config());
+    first.engine.connect(decode.engine.local_addr(), None).await.unwrap();
+    decode.engine.wait_for_senders("default", LONG).await.unwrap();
+    let incoming = decode.engine.expect(1, "default", pages(&[1])).unwrap();
+    first.engine.shutdown(Shutdown::Abort).await;
+    incoming.await.unwrap_err();
+    let second = keys.node_with(Role::Prefill, layout("pages=8", 0), identity, config());
+    second.fill();
+    let peer = second.engine.connect(decode.engine.local_addr(), None).await.unwrap();
+    assert!(matches!(peer.push(1, pages(&[2]), pages(&[1])), Err(PushError::AbortedByReceiver { .. })));
+    assert!(decode.holds(1, None));
+}
+
+#[tokio::test]
+async fn ranks_of_one_deployment_have_one_configuration() {
+    let keys = Keys::new();
+    let decode = keys.node(Role::Decode, layout("pages=8", 0));
+    let one = keys.node(Role::Prefill, layout("pp=3,pages=8", 0));
+    one.engine.connect(decode.engine.local_addr(), None).await.unwrap();
+    decode.engine.wait_for_senders("default", Duration::from_millis(100)).await.unwrap_err();
+    let other = keys.node(Role::Prefill, layout("pp=2,pages=8", 1));
+    let error = other.engine.connect(decode.engine.local_addr(), None).await.unwrap_err().to_string();
+    assert!(error.contains("layers=2+2+2") && error.contains("layers=3+3"), "{error}");
+}
+
+#[tokio::test]
+async fn of_two_engines_that_claim_one_rank_at_the_same_time_one_is_refused() {
+    for _ in 0..5 {
+        let keys = Keys::new();
+        let decode = keys.node(Role::Decode, layout("pages=8", 0));
+        let (one, two) =
+            (keys.node(Role::Prefill, layout("pages=8", 0)), keys.node(Role::Prefill, layout("pages=8", 0)));
+        let address = decode.engine.local_addr();
+        let (first, second) = tokio::join!(one.engine.connect(address, None), two.engine.connect(address, None));
+        assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
+        assert_eq!(decode.engine.peers().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn two_sides_that_dial_each_other_end_with_one_connection_that_works() {
+    for _ in 0..5 {
+        let keys = Keys::new();
+        let decode = keys.node(Role::Decode, layout("pages=8", 0));
+        let prefill = keys.node(Role::Prefill, layout("pages=8", 0));
+        prefill.fill();
+        let (there, here) = (decode.engine.local_addr(), prefill.engine.local_addr());
+        let results = tokio::join!(
+            prefill.engine.connect(there, None),
+            decode.engine.connect(here, None),
+            prefill.engine.connect(there, None)
+        );
+        assert!(results.0.is_ok() || results.1.is_ok() || results.2.is_ok(), "{results:?}");
+        let deadline = Instant::now() + LONG;
+        let settled = |node: &Node| node.engine.peers().len() == 1;
+        while !(settled(&decode) && settled(&prefill)) {
+            assert!(Instant::now() < deadline, "{:?} {:?}", decode.engine.peers(), prefill.engine.peers());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let incoming = decode.engine.expect(1, "default", pages(&[3])).unwrap();
+        prefill.engine.peers()[0].push(1, pages(&[2]), pages(&[3])).unwrap().await.unwrap();
+        incoming.await.unwrap();
+        assert!(decode.holds(3, Some(2)));
+    }
+}
+
+#[tokio::test]
+async fn a_reason_without_end_is_cut_and_the_failure_is_heard() {
+    let keys = Keys::new();
+    let (_stages, decode, peers) = two_stages(&keys).await;
+    let endless = "no ".repeat(2 << 20);
+    let incoming = decode.engine.expect(1, "default", pages(&[1])).unwrap();
+    peers[0].begin(1).unwrap().fail(&endless).await.unwrap_err();
+    match incoming.await {
+        Err(ReceiveError::SenderFailed { reason, .. }) => assert!(reason.len() < 1024),
+        other => panic!("{other:?}"),
+    }
+    let incoming = decode.engine.expect(2, "default", pages(&[1])).unwrap();
+    incoming.abort(&endless).await.unwrap_err();
+    assert!(peers.iter().all(kvferry::Peer::is_connected), "nobody was cut off for it");
+}
+
+#[tokio::test]
+async fn a_commit_that_finds_no_room_can_be_tried_again() {
+    let keys = Keys::new();
+    let quic = QuicConfig::default().with_max_in_flight(1);
+    let decode = keys.node(Role::Decode, layout("pages=64", 0));
+    let stage = keys.node_with(Role::Prefill, layout("pages=64", 0), keys.identity(), config().with_quic(quic));
+    let peer = stage.engine.connect(decode.engine.local_addr(), None).await.unwrap();
+    decode.engine.wait_for_senders("default", LONG).await.unwrap();
+    let incoming = decode.engine.expect(1, "default", pages(&[1])).unwrap();
+    let mut push = peer.begin(1).unwrap();
+    push.send(None, pages(&[1]), pages(&[1])).unwrap();
+    let push = loop {
+        match push.commit() {
+            Ok(push) => break push,
+            Err(PushError::Submit { .. }) => peer.room().await.unwrap(),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    push.await.unwrap();
+    incoming.await.unwrap();
+}
+
+#[tokio::test]
+async fn bounds_without_end_are_no_trap() {
+    let keys = Keys::new();
+    let config = config().with_drain_timeout(Duration::MAX).with_request_timeout(Duration::MAX);
+    let decode = keys.node_with(Role::Decode, layout("pages=8", 0), keys.identity(), config);
+    let stage = keys.node(Role::Prefill, layout("pages=8", 0));
+    let _peer = stage.engine.connect(decode.engine.local_addr(), None).await.unwrap();
+    decode.engine.wait_for_senders("default", LONG).await.unwrap();
+    let incoming = decode.engine.expect(1, "default", pages(&[1])).unwrap();
+    let outcome = tokio::time::timeout(LONG, incoming.abort("enough")).await.unwrap();
+    assert!(matches!(outcome, Err(ReceiveError::Aborted { .. })), "{outcome:?}");
 }

@@ -10,7 +10,7 @@ use kvferry::{
     ConnectError, Engine, EngineConfig, Incoming, Peer, Push, Role,
     kv_plan::{CacheLayout, PageId, Rank},
     transport_core::{Memory, Shutdown},
-    transport_quic::{Authentication, Identity, TrustedKeys},
+    transport_quic::{Authentication, Identity, QuicConfig, TrustedKeys},
 };
 
 use crate::{
@@ -97,7 +97,7 @@ async fn serve(orders: &mpsc::Receiver<Order>) -> Result<(), Report> {
         End::Decode => Role::Decode,
     };
     let engine = Engine::builder(role, Authentication::raw_keys(identity, keys))
-        .config(EngineConfig::default().with_deployment(DEPLOYMENT))
+        .config(config())
         .cache(layout.clone(), memories.clone())
         .build()
         .map_err(failed)?;
@@ -112,6 +112,15 @@ async fn serve(orders: &mpsc::Receiver<Order>) -> Result<(), Report> {
         }
         Err(report) => Err(report),
     }
+}
+
+/// Many processes on few cores take their time.
+fn config() -> EngineConfig {
+    let patience = Duration::from_secs(30);
+    EngineConfig::default()
+        .with_deployment(DEPLOYMENT)
+        .with_handshake_timeout(patience)
+        .with_quic(QuicConfig::default().with_connect_timeout(patience))
 }
 
 struct RankState {
@@ -180,7 +189,7 @@ impl RankState {
                 }
                 End::Decode => {
                     // The last sender may still be in its handshake on this side.
-                    let missing = self.engine.wait_for_senders(DEPLOYMENT, Duration::from_secs(5)).await;
+                    let missing = self.engine.wait_for_senders(DEPLOYMENT, Duration::from_secs(30)).await;
                     missing.map_err(|ranks| failed(format!("not connected in time: {ranks:?}")))?;
                     expected.push(self.engine.expect(*request, DEPLOYMENT, &pages).map_err(failed)?);
                 }

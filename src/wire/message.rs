@@ -67,14 +67,26 @@ pub(crate) enum Message {
     Verdict(Option<(String, String)>),
     /// The regions that the peer may write; empty from the side that writes.
     Grants(Vec<Grant>),
-    /// The handshake is done on this side.
-    Ready,
+    /// The handshake is done on this side. From the receiving side with the requests that have failed there: what an earlier
+    /// connection left behind must not be pushed over this one.
+    Ready(Vec<Request>),
     /// From the writing side: its part of the request has failed, and nothing of it is in flight any more.
     Failed { request: Request, reason: String },
     /// From the receiving side: stop the request, drain, and answer `Drained`.
     Abort { request: Request, reason: String },
     /// The answer: nothing of the request is in flight, and nothing of it will be sent any more.
     Drained { request: Request },
+}
+
+/// Longest reason that is sent or kept, in bytes.
+const MAX_REASON: usize = 512;
+
+/// A reason, cut to a length that always fits a message and that a peer cannot make us keep more than.
+pub(crate) fn reason(text: &str) -> String {
+    match text.char_indices().map(|(at, _)| at).take_while(|at| *at <= MAX_REASON).last() {
+        Some(end) if text.len() > MAX_REASON => format!("{}…", text.get(..end).unwrap_or_default()),
+        _ => text.to_owned(),
+    }
 }
 
 pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, WireError> {
@@ -106,11 +118,18 @@ mod tests {
         for message in [
             Message::Verdict(Some(("missing_layer".into(), "layer 60".into()))),
             Message::Grants(vec![Grant { region: 3, grant: vec![1; 16] }]),
-            Message::Ready,
+            Message::Ready(vec![Request::new(1, 2)]),
             Message::Failed { request: Request::new(u64::MAX, 7), reason: "why".into() },
         ] {
             assert_eq!(decode::<Message>(&encode(&message).unwrap()).unwrap(), message);
         }
+    }
+
+    #[test]
+    fn reasons_are_cut_between_characters() {
+        assert_eq!(reason("short"), "short");
+        let long = reason(&"é".repeat(10_000));
+        assert!(long.len() <= MAX_REASON + 3 && long.ends_with("é…"), "{}", long.len());
     }
 
     #[test]

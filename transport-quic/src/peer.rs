@@ -271,7 +271,10 @@ async fn watch(peer: Arc<Peer>) {
             ChannelError::Closed => End::Disconnected,
             error => End::Lost(error.to_string().into()),
         },
-        None => End::Lost(channel_error(&error).to_string().into()),
+        None => End::Lost(match channel_error(&error) {
+            ChannelError::Lost { reason } => reason.into(),
+            error => error.to_string().into(),
+        }),
     };
     let waiting = {
         let mut queue = peer.lock();
