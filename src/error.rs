@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kv_plan::{LayoutError, Mismatch, PlanError, Rank};
+use kv_plan::{LayoutError, Mismatch, PageId, PlanError, Rank};
 use transport_core::{RegisterError, SubmitError, TransferError};
 use transport_quic::BindError;
 
@@ -258,6 +258,16 @@ pub enum ExpectError {
     Duplicate {
         /// The request.
         request: Request,
+    },
+    /// A page is where another request is expected, and the two would overwrite each other.
+    #[error("{request}: page {page} is expected by {other} already; a page belongs to one request at a time")]
+    PageInUse {
+        /// The request.
+        request: Request,
+        /// The page.
+        page: PageId,
+        /// The request that has it.
+        other: Request,
     },
     /// This attempt has failed before, and what it sent must not be taken for a new one.
     #[error("{request} has failed before; expect another attempt")]

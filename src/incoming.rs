@@ -127,6 +127,7 @@ impl fmt::Debug for Incoming {
 /// One expected request.
 pub(crate) struct Entry {
     request: Request,
+    pages: Vec<PageId>,
     started: Instant,
     outcome: Shared<ReceiveOutcome>,
     state: Mutex<EntryState>,
@@ -199,6 +200,8 @@ pub(crate) struct IncomingTable {
 struct TableState {
     closed: bool,
     active: HashMap<Request, Arc<Entry>>,
+    /// The pages that active requests will fill.
+    pages: HashMap<PageId, Request>,
     early: VecDeque<EarlyWord>,
     /// Attempts that failed, so that a late word of one is not taken for a new attempt.
     failed: HashSet<Request>,
@@ -235,6 +238,7 @@ impl IncomingTable {
             .collect();
         let entry = Arc::new(Entry {
             request,
+            pages: pages.to_vec(),
             started: Instant::now(),
             outcome: Shared::new(),
             state: Mutex::new(EntryState { complete: false, senders, failing: None }),
@@ -251,6 +255,10 @@ impl IncomingTable {
             if state.active.contains_key(&request) {
                 return Err(ExpectError::Duplicate { request });
             }
+            if let Some((page, other)) = pages.iter().find_map(|page| Some((*page, *state.pages.get(page)?))) {
+                return Err(ExpectError::PageInUse { request, page, other });
+            }
+            state.pages.extend(pages.iter().map(|page| (*page, request)));
             state.active.insert(request, Arc::clone(&entry));
             let (mine, others): (VecDeque<_>, _) =
                 std::mem::take(&mut state.early).into_iter().partition(|early| early.request == request);
@@ -402,6 +410,9 @@ impl IncomingTable {
         let mut state = self.lock();
         if state.active.get(&entry.request).is_some_and(|active| Arc::ptr_eq(active, entry)) {
             state.active.remove(&entry.request);
+            for page in &entry.pages {
+                state.pages.remove(page);
+            }
         }
     }
 
@@ -457,6 +468,7 @@ impl IncomingTable {
             let mut state = self.lock();
             state.closed = true;
             state.early.clear();
+            state.pages.clear();
             state.active.drain().map(|(_, entry)| entry).collect()
         };
         for entry in entries {

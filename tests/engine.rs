@@ -480,3 +480,20 @@ async fn bounds_without_end_are_no_trap() {
     let outcome = tokio::time::timeout(LONG, incoming.abort("enough")).await.unwrap();
     assert!(matches!(outcome, Err(ReceiveError::Aborted { .. })), "{outcome:?}");
 }
+
+#[tokio::test]
+async fn a_page_is_expected_by_one_request_at_a_time() {
+    let keys = Keys::new();
+    let (_stages, decode, peers) = two_stages(&keys).await;
+    let first = decode.engine.expect(1, "default", pages(&[1, 2])).unwrap();
+    match decode.engine.expect(2, "default", pages(&[2, 3])) {
+        Err(ExpectError::PageInUse { page, other, .. }) => assert_eq!((page.0, other.id), (2, 1)),
+        other => panic!("{other:?}"),
+    }
+    for peer in &peers {
+        peer.push(1, pages(&[4, 5]), pages(&[1, 2])).unwrap().await.unwrap();
+    }
+    first.await.unwrap();
+    decode.engine.expect(2, "default", pages(&[2, 3])).unwrap().abort("only a test").await.unwrap_err();
+    drop(decode.engine.expect(3, "default", pages(&[3])).unwrap());
+}

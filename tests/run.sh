@@ -102,7 +102,7 @@ deny() {
     cargo deny --locked check licenses bans sources
 }
 
-steps=(packages format lints docs tests features examples sanitizers)
+steps=(packages format lints docs tests features examples sanitizers deny)
 [ $# -eq 0 ] || steps=("$@")
 for name in "${steps[@]}"; do
     "$name"

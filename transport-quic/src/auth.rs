@@ -33,7 +33,8 @@ enum Kind {
     ClusterCa(Arc<ClusterCa>),
 }
 
-/// Certificates of a cluster's own authority.
+/// Certificates of a cluster's own authority. A node is known by its certificate: one that comes back with another certificate is
+/// another node.
 pub struct ClusterCa {
     /// This node's certificate and those between it and a root.
     pub certificate_chain: Vec<CertificateDer<'static>>,

@@ -26,7 +26,8 @@ pub struct QuicConfig {
     /// The bound on noticing that a peer is gone. QUIC's idle timeout is 0.8 of it, and keep-alives go out six times in it.
     /// Default 3 s.
     pub peer_loss_timeout: Duration,
-    /// How long a peer that is there may take no byte of a batch, or no control message, before it is cut off. Default 10 s.
+    /// How long a peer that is there may take no byte of a batch, or no control message, before it is cut off. The answer to a batch
+    /// may take ten times as long while other batches make progress. Default 10 s.
     pub stall_timeout: Duration,
     /// Transfers in flight to one peer; one more is refused as full. Default 256.
     pub max_in_flight: usize,

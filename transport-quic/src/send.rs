@@ -8,6 +8,7 @@ use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use bytes::Bytes;
 use quinn::{RecvStream, SendStream, VarInt, WriteError};
+use tokio::time::timeout;
 use transport_core::{Cursor, TransferDriver, TransferError};
 
 use crate::{
@@ -18,6 +19,9 @@ use crate::{
 
 /// The code of a stream that its sender gave up.
 const GIVEN_UP: VarInt = VarInt::from_u32(1);
+
+/// How many times the bound on stalls the last answer of a batch may take while other batches of the peer make progress.
+const PATIENCE: u32 = 10;
 
 /// A segment from this many bytes on is worth a buffer of its own for its header.
 const LARGE: u64 = 64 << 10;
@@ -258,8 +262,10 @@ async fn hand_over(peer: &Peer, send: &mut SendStream, bytes: Bytes) -> Result<(
 }
 
 async fn read_answer(peer: &Peer, answer: &mut RecvStream) -> Result<Answer, Broken> {
-    let bytes = peer.patient(answer.read_to_end(Answer::MAX_LEN)).await?;
-    match bytes {
+    // Other batches may keep the connection busy while this one is never answered, so there is a bound of its own too.
+    let limit = peer.channel.node.config.stall_timeout.saturating_mul(PATIENCE);
+    let read = timeout(limit, peer.patient(answer.read_to_end(Answer::MAX_LEN))).await;
+    match read.map_err(|_| Stalled { limit })?? {
         Ok(bytes) => Answer::decode(&bytes).ok_or(Broken::Stopped),
         Err(quinn::ReadToEndError::Read(quinn::ReadError::ConnectionLost(_))) => Err(Broken::Lost),
         Err(_) => Err(Broken::Stopped),
