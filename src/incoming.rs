@@ -290,11 +290,12 @@ impl IncomingTable {
                 engine.incoming.fail(&engine, &timer, ReceiveError::TimedOut { request, timeout, missing });
             }
         });
-        // A sender that was lost before the request was in the table was not told about it.
-        let lost: Vec<PeerId> =
-            entry.lock().senders.keys().copied().filter(|peer| !inner.is_connected(*peer)).collect();
-        for peer in lost {
-            self.sender_lost(inner, peer, "the connection ended");
+        // A sender that was lost before the request was in the table: whoever lost it did not find the request.
+        let sessions: Vec<Arc<Session>> =
+            entry.lock().senders.values().map(|sender| Arc::clone(&sender.session)).collect();
+        for session in sessions.into_iter().filter(|session| !inner.is_connected(session.peer)) {
+            let inner = Arc::clone(inner);
+            inner.clone().spawn(async move { inner.lose(&session, "the connection ended").await });
         }
         Ok(Incoming { inner: Arc::clone(inner), entry })
     }
