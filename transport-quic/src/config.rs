@@ -184,6 +184,13 @@ impl QuicConfig {
         }
     }
 
+    /// Bytes that all peers together may have on the way to us: they must fit the socket's buffer, whose size the kernel counts with
+    /// its own overhead. `None` where quinn's own settings are in force.
+    pub(crate) fn window(&self, received: usize) -> Option<u32> {
+        let fits = u32::try_from(received / 8 * 3).unwrap_or(u32::MAX).max(64 << 10);
+        (!self.quinn_defaults).then_some(self.receive_window.min(fits))
+    }
+
     /// quinn's settings. `received` is what the kernel granted as receive buffer.
     pub(crate) fn transport(&self, received: usize) -> Arc<TransportConfig> {
         let mut transport = TransportConfig::default();
@@ -195,9 +202,7 @@ impl QuicConfig {
         if self.quinn_defaults {
             return Arc::new(transport);
         }
-        // What is on its way must fit the socket's buffer, whose size the kernel counts with its own overhead.
-        let fits = u32::try_from(received / 8 * 3).unwrap_or(u32::MAX).max(64 << 10);
-        let window = VarInt::from_u32(self.receive_window.min(fits));
+        let window = VarInt::from_u32(self.window(received).unwrap_or(self.receive_window));
         transport.stream_receive_window(window);
         transport.receive_window(window);
         transport.send_window(u64::from(self.send_window));

@@ -63,6 +63,8 @@ pub(crate) struct Node {
     pub(crate) handle: Handle,
     pub(crate) config: QuicConfig,
     pub(crate) local_addr: SocketAddr,
+    /// Bytes that all peers together may have on the way to us, where that is ours to say.
+    pub(crate) receive_window: Option<u32>,
     pub(crate) authentication: Authentication,
     client: ClientConfig,
     /// Places for connections.
@@ -84,6 +86,7 @@ impl Node {
         };
         let local_addr = socket.local_addr().map_err(failed)?;
         let transport = config.transport(received);
+        let receive_window = config.window(received);
         let mut client = ClientConfig::new(Arc::new(authentication.client()?));
         client.transport_config(Arc::clone(&transport));
         let mut server = ServerConfig::with_crypto(Arc::new(authentication.server()?));
@@ -124,6 +127,7 @@ impl Node {
             handle,
             config,
             local_addr,
+            receive_window,
             authentication,
             client,
             places,

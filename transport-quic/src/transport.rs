@@ -13,6 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use quinn::VarInt;
 use tokio::{sync::watch, time::timeout};
 use transport_core::{
     Access, Batch, BatchOptions, Capabilities, ChannelError, ConnectError, ControlChannel, Event, EventQueue,
@@ -33,6 +34,9 @@ use crate::{
 
 /// The name of the transport.
 const NAME: &str = "quic";
+
+/// The least that a peer may have on the way to us, however many there are.
+const MIN_WINDOW: u32 = 512 << 10;
 
 /// Slots that are made beforehand, at most.
 const SLOTS: usize = 1024;
@@ -57,6 +61,8 @@ pub(crate) struct Shared {
     slots: Arc<TransferPool>,
     peers: RwLock<HashMap<PeerId, Arc<Peer>>>,
     closed: AtomicBool,
+    /// As in [`Node`].
+    receive_window: Option<u32>,
     /// Nothing is in flight any more.
     quiet: watch::Sender<bool>,
     next_peer: AtomicU32,
@@ -73,6 +79,16 @@ impl Shared {
 
     pub(crate) fn remove(&self, peer: PeerId) {
         self.peers.write().unwrap_or_else(PoisonError::into_inner).remove(&peer);
+        self.share_window();
+    }
+
+    /// Gives each peer its part of what may be on the way to us: together they must not overflow the socket's buffer.
+    fn share_window(&self) {
+        let Some(all) = self.receive_window else { return };
+        let peers = self.peers();
+        let part = all / u32::try_from(peers.len().max(1)).unwrap_or(u32::MAX);
+        let window = VarInt::from_u32(part.max(MIN_WINDOW).min(all));
+        peers.iter().for_each(|peer| peer.connection().set_receive_window(window));
     }
 
     fn is_closed(&self) -> bool {
@@ -95,6 +111,7 @@ impl QuicTransport {
             slots: TransferPool::new(config.max_in_flight.min(SLOTS)),
             peers: RwLock::default(),
             closed: AtomicBool::new(false),
+            receive_window: node.receive_window,
             quiet: watch::Sender::new(false),
             next_peer: AtomicU32::new(0),
         });
@@ -250,6 +267,7 @@ impl Transport for QuicTransport {
             }
             let peer = Peer::start(id, own, Arc::clone(&shared));
             shared.peers.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&peer));
+            shared.share_window();
             if shared.is_closed() {
                 peer.close(End::Cancelled);
                 return Err(ConnectError::Closed);
