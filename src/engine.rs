@@ -194,7 +194,7 @@ impl Engine {
 
     /// The peers that are connected now, ordered by deployment and rank.
     pub fn peers(&self) -> Vec<Peer> {
-        let mut sessions: Vec<_> = self.inner().lock().values().cloned().collect();
+        let mut sessions = self.inner().sessions();
         sessions.sort_by(|a, b| (&a.metadata.deployment, a.rank()).cmp(&(&b.metadata.deployment, b.rank())));
         sessions.into_iter().map(|session| Peer::new(self.inner(), session)).collect()
     }

@@ -32,7 +32,13 @@ pub(crate) async fn run(inner: &Arc<Inner>, channel: Arc<dyn ControlChannel>) ->
         Err(_) => Err(ConnectError::TimedOut { address, timeout }),
     };
     if let Err(error) = &result {
-        channel.close(&wire::reason(&error.to_string()));
+        let reason = wire::reason(&error.to_string());
+        channel.close(&reason);
+        // However late it failed, also by the timeout: a session that was admitted has nobody who listens to it.
+        let admitted = inner.sessions().into_iter().find(|session| Arc::ptr_eq(&session.channel, &channel));
+        if let Some(session) = admitted {
+            inner.lose(&session, &reason).await;
+        }
     }
     result
 }
@@ -149,13 +155,7 @@ async fn finish(
             }
         }
     };
-    match ready.await {
-        Ok(failed) => failed.into_iter().for_each(|request| session.pushes.refuse(request)),
-        Err(error) => {
-            inner.lose(&session, "its handshake did not end").await;
-            return Err(error);
-        }
-    }
+    ready.await?.into_iter().for_each(|request| session.pushes.refuse(request));
     Ok(session)
 }
 
