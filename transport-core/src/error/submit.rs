@@ -49,6 +49,11 @@ pub enum SliceError {
         /// The name that was used.
         asked: RegionId,
     },
+    /// The peer's NIC refused the write; it says no more than that.
+    #[error(
+        "the peer's NIC refused it (remote access error): the region was deregistered there, or the peer is gone; take its grant again"
+    )]
+    RemoteAccess,
     /// The peer did not grant the destination.
     #[error("the destination {asked} was not granted to this side by the peer; import its grant first")]
     NotGranted {

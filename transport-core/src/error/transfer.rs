@@ -54,6 +54,15 @@ pub enum TransferError {
         /// What it did.
         reason: Arc<str>,
     },
+    /// The way to the peer failed under this transfer; the peer may be there. Over RDMA: a queue pair gave up, and is built
+    /// anew.
+    #[error("the path to the peer failed on {device}: {reason}")]
+    Path {
+        /// The local device.
+        device: Arc<str>,
+        /// What it said.
+        reason: Arc<str>,
+    },
     /// A device of this side failed.
     #[error("the local device {device} failed: {reason}")]
     Device {
@@ -72,7 +81,7 @@ impl TransferError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Cancelled | Self::Disconnected | Self::Device { .. } | Self::EngineLost => Fault::Ours,
-            Self::PeerLost { .. } => Fault::Network,
+            Self::PeerLost { .. } | Self::Path { .. } => Fault::Network,
             Self::Refused { .. } | Self::Stalled { .. } | Self::Protocol { .. } => Fault::Peer,
             Self::Dependency { cause } => cause.fault(),
         }
@@ -82,6 +91,7 @@ impl TransferError {
     pub fn retry(&self) -> Retry {
         match self {
             Self::PeerLost { .. } | Self::Stalled { .. } | Self::Disconnected => Retry::AfterReconnect,
+            Self::Path { .. } => Retry::Later,
             Self::Dependency { cause } => cause.retry(),
             _ => Retry::Never,
         }

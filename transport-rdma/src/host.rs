@@ -1,0 +1,312 @@
+//! What a transport's handle and its thread share.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use transport_core::{
+    ClosedRegion, ControlChannel, EventQueue, Memory, PeerId, Permits, RegionId, RegionRef, RegionTable, TransferPool,
+};
+
+use crate::{config::RdmaConfig, peer::Peer, rail::Rail, region::Registered, timing::QueuePairTimers, verbs::Verbs};
+
+/// How far a transport's end has come. It only goes up.
+pub(crate) mod phase {
+    pub(crate) const OPEN: u8 = 0;
+    pub(crate) const DRAINING: u8 = 1;
+    pub(crate) const ABORTING: u8 = 2;
+    pub(crate) const CLOSED: u8 = 3;
+}
+
+/// Slots that are made beforehand.
+const SLOTS: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) config: RdmaConfig,
+    pub(crate) timers: QueuePairTimers,
+    pub(crate) rails: Vec<Rail>,
+    /// Length of the pieces that regions are registered in.
+    pub(crate) piece: u64,
+    pub(crate) regions: RegionTable,
+    pub(crate) pool: Arc<TransferPool>,
+    pub(crate) events: EventQueue,
+    pub(crate) signal: Arc<Signal>,
+    phase: AtomicU8,
+    /// By index of the region.
+    registered: RwLock<Vec<Option<(RegionId, Arc<Registered>)>>>,
+    peers: RwLock<Vec<Arc<Peer>>>,
+    commands: Mutex<Commands>,
+}
+
+/// What the thread is asked to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Connect { peer: Arc<Peer>, channel: Arc<dyn ControlChannel> },
+    Deregister { region: RegionId, closed: ClosedRegion, done: Arc<Deregistered> },
+}
+
+#[derive(Debug, Default)]
+struct Commands {
+    list: Vec<Command>,
+    closed: bool,
+}
+
+impl Host {
+    pub(crate) fn new(config: RdmaConfig, rails: Vec<Rail>, piece: u64, signal: Arc<Signal>) -> Arc<Self> {
+        Arc::new(Self {
+            timers: QueuePairTimers::within(config.loss_bound),
+            rails,
+            piece,
+            regions: RegionTable::new(config.max_regions),
+            pool: TransferPool::new(SLOTS),
+            events: EventQueue::new(config.events_per_peer),
+            signal,
+            phase: AtomicU8::new(phase::OPEN),
+            registered: RwLock::default(),
+            peers: RwLock::default(),
+            commands: Mutex::default(),
+            config,
+        })
+    }
+
+    pub(crate) fn phase(&self) -> u8 {
+        self.phase.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase() == phase::OPEN
+    }
+
+    /// Goes on to a later phase; has no effect when that is past.
+    pub(crate) fn advance(&self, phase: u8) {
+        self.phase.fetch_max(phase, Ordering::AcqRel);
+        self.signal.wake();
+    }
+
+    /// Gives the thread something to do; comes back when it has ended.
+    pub(crate) fn command(&self, command: Command) -> Result<(), Command> {
+        {
+            let mut commands = self.commands();
+            if commands.closed {
+                return Err(command);
+            }
+            commands.list.push(command);
+        }
+        self.signal.wake();
+        Ok(())
+    }
+
+    pub(crate) fn take_commands(&self) -> Vec<Command> {
+        std::mem::take(&mut self.commands().list)
+    }
+
+    /// Takes no more commands, if there are none.
+    pub(crate) fn close_commands(&self) -> bool {
+        let mut commands = self.commands();
+        commands.closed = commands.list.is_empty();
+        commands.closed
+    }
+
+    // Regions.
+
+    pub(crate) fn add_registered(&self, id: RegionId, registered: Registered) {
+        let mut table = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        let place = id.index as usize;
+        if table.len() <= place {
+            table.resize_with(place + 1, || None);
+        }
+        if let Some(slot) = table.get_mut(place) {
+            *slot = Some((id, Arc::new(registered)));
+        }
+    }
+
+    /// The keys of regions that are held; `None` when one of them is not there, which does not happen while it is held.
+    pub(crate) fn registered(&self, regions: &[RegionRef]) -> Option<Vec<Arc<Registered>>> {
+        let table = self.registered.read().unwrap_or_else(PoisonError::into_inner);
+        regions.iter().map(|region| find(&table, region.id()).cloned()).collect()
+    }
+
+    pub(crate) fn registered_one(&self, id: RegionId) -> Option<Arc<Registered>> {
+        find(&self.registered.read().unwrap_or_else(PoisonError::into_inner), id).cloned()
+    }
+
+    pub(crate) fn remove_registered(&self, id: RegionId) -> Option<Arc<Registered>> {
+        let mut table = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        table.get_mut(id.index as usize)?.take_if(|(found, _)| *found == id).map(|(_, registered)| registered)
+    }
+
+    /// Deregisters what is left, at the end.
+    pub(crate) fn clear_registered(&self) {
+        let table = std::mem::take(&mut *self.registered.write().unwrap_or_else(PoisonError::into_inner));
+        drop(table);
+    }
+
+    // Peers.
+
+    /// A new connection. It is known to the program once `connect` has answered.
+    pub(crate) fn add_peer(&self) -> Arc<Peer> {
+        let mut table = self.write_peers();
+        let free = table.iter().position(|peer| peer.is_over() && peer.permits.in_flight() == 0);
+        // As many connections as memory holds fit 32 bits.
+        let index = free.unwrap_or(table.len());
+        let generation = table.get(index).map_or(1, |last| last.id.generation.wrapping_add(1));
+        let id = PeerId { index: index as u32, generation };
+        let peer = Arc::new(Peer::new(id, &self.config, &self.signal));
+        match table.get_mut(index) {
+            Some(place) => *place = Arc::clone(&peer),
+            None => table.push(Arc::clone(&peer)),
+        }
+        peer
+    }
+
+    /// A connected peer, or why there is none.
+    pub(crate) fn peer(&self, id: PeerId) -> Result<Arc<Peer>, String> {
+        let table = self.read_peers();
+        let Some(peer) = table.get(id.index as usize) else { return Err("it never was".into()) };
+        if peer.id != id {
+            return Err("this is the name of an earlier connection".into());
+        }
+        peer.ended().map_or_else(|| Ok(Arc::clone(peer)), |end| Err(end.reason()))
+    }
+
+    /// A peer that is or was connected.
+    pub(crate) fn any_peer(&self, id: PeerId) -> Option<Arc<Peer>> {
+        let table = self.read_peers();
+        table.get(id.index as usize).filter(|peer| peer.id == id).cloned()
+    }
+
+    pub(crate) fn permits(&self) -> Vec<Arc<Permits>> {
+        self.read_peers().iter().map(|peer| Arc::clone(&peer.permits)).collect()
+    }
+
+    fn read_peers(&self) -> RwLockReadGuard<'_, Vec<Arc<Peer>>> {
+        self.peers.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_peers(&self) -> RwLockWriteGuard<'_, Vec<Arc<Peer>>> {
+        self.peers.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn commands(&self) -> MutexGuard<'_, Commands> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn find(table: &[Option<(RegionId, Arc<Registered>)>], id: RegionId) -> Option<&Arc<Registered>> {
+    table.get(id.index as usize)?.as_ref().filter(|(found, _)| *found == id).map(|(_, registered)| registered)
+}
+
+/// A deregistration that is under way: what comes of it.
+#[derive(Debug, Default)]
+pub(crate) struct Deregistered {
+    state: Mutex<DeregisteredState>,
+}
+
+#[derive(Debug, Default)]
+struct DeregisteredState {
+    result: Option<(Option<Arc<Registered>>, Memory)>,
+    waker: Option<Waker>,
+}
+
+impl Deregistered {
+    /// The region is quiet. Whoever waits takes it apart, so that the thread does not; else it goes with this.
+    pub(crate) fn set(&self, registered: Option<Arc<Registered>>, memory: Memory) {
+        let waker = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.result = Some((registered, memory));
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<(Option<Arc<Registered>>, Memory)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Wakes the thread, and tells of its end.
+///
+/// The hazard: a wake-up between the thread's last look and its sleep. `attention` is set before `sleeping` is read, and
+/// `sleeping` before `attention` is read again, both in one total order; so one of the two sides sees the other.
+#[derive(Debug)]
+pub(crate) struct Signal {
+    verbs: Arc<dyn Verbs>,
+    attention: AtomicBool,
+    sleeping: AtomicBool,
+    end: Mutex<Waiters>,
+}
+
+/// Who waits for the thread's end.
+#[derive(Debug, Default)]
+struct Waiters {
+    ended: bool,
+    wakers: Vec<Waker>,
+}
+
+impl Signal {
+    pub(crate) fn new(verbs: Arc<dyn Verbs>) -> Arc<Self> {
+        Arc::new(Self {
+            verbs,
+            attention: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
+            end: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn wake(&self) {
+        self.attention.store(true, Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst) {
+            self.verbs.wake();
+        }
+    }
+
+    /// Whether it was woken since the last call.
+    pub(crate) fn take(&self) -> bool {
+        self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::SeqCst)
+    }
+
+    /// Sleeps, unless it was woken since the last [`Signal::take`].
+    pub(crate) fn sleep(&self, timeout: Option<Duration>) {
+        self.sleeping.store(true, Ordering::SeqCst);
+        if !self.attention.load(Ordering::SeqCst) {
+            self.verbs.wait(timeout);
+        }
+        self.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    /// Ready once the thread has ended.
+    pub(crate) fn poll_end(&self, context: &Context<'_>) -> Poll<()> {
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        if end.ended {
+            return Poll::Ready(());
+        }
+        if !end.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            end.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    pub(crate) fn announce_end(&self) {
+        let wakers = {
+            let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+            end.ended = true;
+            std::mem::take(&mut end.wakers)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}

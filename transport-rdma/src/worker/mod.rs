@@ -1,0 +1,285 @@
+//! The thread of a transport: it owns the completion queues and the connections' protocol.
+//!
+//! One thread polls the completion queues of all rails, reads and writes the control channels, makes and destroys queue
+//! pairs, and ends transfers. Batches are posted by the threads that submit them, as far as there is room; the rest is
+//! posted from here as completions come.
+
+mod deregistration;
+mod lane;
+mod random;
+mod session;
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use self::{deregistration::Deregistrations, session::Session};
+use crate::{
+    config::Completions,
+    error::OpenError,
+    host::{Command, Host, phase},
+    peer::End,
+    verbs::{AsyncEvent, Completion},
+};
+
+/// How often deadlines are looked at while there are connections.
+const TICK: Duration = Duration::from_millis(50);
+/// How soon a queue that refused a work request is tried again, if no completion comes before.
+const RETRY: Duration = Duration::from_millis(1);
+/// Completions that are taken out at a time.
+const POLL: usize = 64;
+
+/// Which lane of which session a queue pair is, by rail and number.
+pub(crate) type Routes = HashMap<(usize, u32), (usize, usize)>;
+
+/// Starts the thread.
+pub(crate) fn start(host: &Arc<Host>) -> Result<(), OpenError> {
+    let worker = Worker {
+        host: Arc::clone(host),
+        sessions: Vec::new(),
+        routes: Routes::new(),
+        deregistrations: Deregistrations::default(),
+        touched: Vec::new(),
+        completions: [Completion::EMPTY; POLL],
+        dead: vec![false; host.rails.len()],
+    };
+    thread::Builder::new()
+        .name("kvferry-rdma".into())
+        .spawn(move || worker.run())
+        .map(drop)
+        .map_err(|error| OpenError::Thread { reason: error.to_string() })
+}
+
+struct Worker {
+    host: Arc<Host>,
+    sessions: Vec<Option<Session>>,
+    routes: Routes,
+    deregistrations: Deregistrations,
+    /// Sessions that have completions to look at.
+    touched: Vec<usize>,
+    completions: [Completion; POLL],
+    /// Rails whose device is gone.
+    dead: Vec<bool>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut last_work = Instant::now();
+        let mut next_tick = Instant::now();
+        loop {
+            let mut worked = self.poll_completions();
+            let woken = self.host.signal.take();
+            let now = Instant::now();
+            if woken {
+                self.take_commands(now);
+                worked = true;
+            }
+            let tick = now >= next_tick;
+            if woken || tick {
+                self.attend(now, tick);
+                next_tick = now + if self.is_blocked() { RETRY } else { TICK };
+            }
+            if self.host.phase() >= phase::DRAINING && self.is_done() {
+                break;
+            }
+            if worked {
+                last_work = now;
+            } else if self.may_sleep(now, last_work) {
+                self.sleep(next_tick.saturating_duration_since(now));
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        self.end();
+    }
+
+    /// Whether polling has been in vain for long enough.
+    fn may_sleep(&self, now: Instant, last_work: Instant) -> bool {
+        match self.host.config.completions {
+            Completions::Event => true,
+            Completions::Hybrid { spin } => now.saturating_duration_since(last_work) >= spin,
+            Completions::Busy => false,
+        }
+    }
+
+    fn sleep(&mut self, until_tick: Duration) {
+        for rail in &self.host.rails {
+            if let Err(error) = rail.completions.arm() {
+                tracing::debug!(%error, "a completion queue cannot be armed");
+            }
+        }
+        // What came before the queues were armed makes no event.
+        if self.poll_completions() {
+            return;
+        }
+        let idle = self.sessions.iter().all(Option::is_none) && self.deregistrations.is_empty();
+        self.host.signal.sleep(if idle { None } else { Some(until_tick) });
+        self.take_device_events();
+    }
+
+    /// Takes completions out and passes them on; answers whether there were any.
+    fn poll_completions(&mut self) -> bool {
+        let mut any = false;
+        for number in 0..self.host.rails.len() {
+            let Some(rail) = self.host.rails.get(number) else { continue };
+            if self.dead.get(number).is_some_and(|dead| *dead) {
+                continue;
+            }
+            let count = match rail.completions.poll(&mut self.completions) {
+                Ok(count) => count,
+                Err(error) => {
+                    self.lose_rail(number, &error.to_string());
+                    continue;
+                }
+            };
+            for completion in self.completions.iter().take(count) {
+                let Some((session, lane)) = self.routes.get(&(number, completion.queue_pair)) else { continue };
+                let Some(Some(place)) = self.sessions.get_mut(*session) else { continue };
+                if place.inbox.is_empty() {
+                    self.touched.push(*session);
+                }
+                place.inbox.push((*lane, *completion));
+            }
+            any |= count > 0;
+        }
+        while let Some(number) = self.touched.pop() {
+            if let Some(Some(session)) = self.sessions.get_mut(number) {
+                session.take_completions(&mut self.routes);
+            }
+        }
+        // Room in a completion queue may be what another connection waits for.
+        if any && self.host.rails.iter().any(|rail| rail.credits.was_starved()) {
+            self.sessions.iter_mut().flatten().for_each(Session::pump);
+        }
+        any
+    }
+
+    fn take_commands(&mut self, now: Instant) {
+        for command in self.host.take_commands() {
+            match command {
+                Command::Connect { peer, channel } => {
+                    let number = self.sessions.iter().position(Option::is_none).unwrap_or_else(|| {
+                        self.sessions.push(None);
+                        self.sessions.len() - 1
+                    });
+                    let session = Session::new(number, &self.host, peer, channel, now);
+                    if let Some(place) = self.sessions.get_mut(number) {
+                        *place = Some(session);
+                    }
+                }
+                Command::Deregister { region, closed, done } => {
+                    let serial = self.deregistrations.next_serial();
+                    let asked: Vec<usize> = self
+                        .sessions
+                        .iter_mut()
+                        .enumerate()
+                        .filter_map(|(number, session)| session.as_mut()?.revoke(serial, region).then_some(number))
+                        .collect();
+                    let deadline = now + self.host.config.loss_bound;
+                    self.deregistrations.add(serial, region, closed, asked, deadline, done);
+                }
+            }
+        }
+    }
+
+    /// Goes through connections that asked for it, and at a tick through all.
+    fn attend(&mut self, now: Instant, tick: bool) {
+        for number in 0..self.sessions.len() {
+            let Some(place) = self.sessions.get_mut(number) else { continue };
+            let Some(session) = place else { continue };
+            if !session.wants_attention() && !tick {
+                continue;
+            }
+            session.attend(now, &mut self.routes, &self.dead);
+            for serial in session.take_revoked() {
+                self.deregistrations.answered(serial, number);
+            }
+            if session.is_quiet() {
+                self.deregistrations.gone(number);
+            }
+            if session.is_over(now) {
+                *place = None;
+            }
+        }
+        self.deregistrations.turn(&self.host, now);
+        if self.host.phase() == phase::ABORTING {
+            self.sessions.iter().flatten().for_each(|session| session.peer().begin_end(End::Closed));
+        }
+        if tick {
+            self.take_device_events();
+        }
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.sessions.iter().flatten().any(Session::is_blocked)
+    }
+
+    /// Whether a shutdown is through. A drain waits for what is in flight, then ends the connections.
+    fn is_done(&mut self) -> bool {
+        if self.host.phase() == phase::DRAINING {
+            if self.sessions.iter().flatten().any(|session| !session.is_idle()) {
+                return false;
+            }
+            self.sessions.iter().flatten().for_each(|session| session.peer().begin_end(End::Closed));
+        }
+        self.sessions.iter().all(Option::is_none) && self.host.close_commands()
+    }
+
+    /// The order of docs/safety.md: nothing is in flight and no queue pair is left; the events end, the regions are
+    /// deregistered, and only then are those woken who wait for the end.
+    fn end(mut self) {
+        self.host.advance(phase::CLOSED);
+        self.host.events.close();
+        self.deregistrations.finish(&self.host);
+        self.host.clear_registered();
+        self.host.signal.announce_end();
+    }
+
+    fn take_device_events(&mut self) {
+        for number in 0..self.host.rails.len() {
+            while let Some(event) = self.host.rails.get(number).and_then(|rail| rail.device.poll_async_event()) {
+                self.device_event(number, event);
+            }
+        }
+    }
+
+    fn device_event(&mut self, number: usize, event: AsyncEvent) {
+        let Some(rail) = self.host.rails.get(number) else { return };
+        let device = Arc::clone(&rail.name);
+        match event {
+            // The retries of the queue pairs decide whether it was only a moment.
+            AsyncEvent::PortDown(port) => tracing::warn!(%device, port, "the port has no link"),
+            AsyncEvent::PortActive(port) => {
+                tracing::info!(%device, port, "the port has a link");
+                self.sessions.iter_mut().flatten().for_each(|session| session.retry_rail(number));
+            }
+            AsyncEvent::GidChange(port) => tracing::warn!(%device, port, "the port's GID table changed"),
+            AsyncEvent::QueuePairFatal(queue_pair) => {
+                if let Some((session, lane)) = self.routes.get(&(number, queue_pair)).copied()
+                    && let Some(Some(session)) = self.sessions.get_mut(session)
+                {
+                    session.fail_lane(lane, "the device reports a fatal error of the queue pair");
+                }
+            }
+            AsyncEvent::CompletionQueueError => self.lose_rail(number, "its completion queue failed"),
+            AsyncEvent::DeviceFatal => self.lose_rail(number, "the device is gone"),
+            AsyncEvent::Other(code) => tracing::debug!(%device, code, "an event of the device"),
+        }
+    }
+
+    /// A device is of no use any more: its lanes end, and it gets no new ones.
+    fn lose_rail(&mut self, number: usize, reason: &str) {
+        let Some(dead) = self.dead.get_mut(number) else { return };
+        if std::mem::replace(dead, true) {
+            return;
+        }
+        if let Some(rail) = self.host.rails.get(number) {
+            tracing::error!(device = %rail.name, reason, "a device is lost");
+        }
+        self.sessions.iter_mut().flatten().for_each(|session| session.lose_rail(number, reason));
+        self.host.signal.wake();
+    }
+}
