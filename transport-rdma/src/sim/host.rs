@@ -101,9 +101,9 @@ impl SimHost {
         self.core.faults.refuse_post_after(count);
     }
 
-    /// Loses the next `count` acknowledgements for this host's messages, `u64::MAX` without end and zero none: the bytes are
-    /// in the peer's memory, and the message is sent again later. An acknowledgement of a later message on the
-    /// same queue pair covers those before it.
+    /// Loses the next `count` acknowledgements for this host's messages, `u64::MAX` without end and zero none: the
+    /// bytes are in the peer's memory, and the message is sent again later. An acknowledgement of a later message on
+    /// the same queue pair covers those before it.
     pub fn lose_acknowledgements(&self, count: u64) {
         self.core.faults.lose_acks(count);
     }

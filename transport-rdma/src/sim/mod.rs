@@ -2,8 +2,8 @@
 //!
 //! It behaves as a NIC with reliable connections does, also where that is inconvenient: queue pairs have states, keys
 //! are checked at each access, unsignalled work requests keep their slots until a later completion was polled, lost
-//! packets cost the time that the attributes say, and a failed queue pair flushes. What cannot be had from a real NIC on
-//! demand is in the methods of [`SimHost`] and [`SimNetwork`]: lost acknowledgements, partitions, stalls, death.
+//! packets cost the time that the attributes say, and a failed queue pair flushes. What cannot be had from a real NIC
+//! on demand is in the methods of [`SimHost`] and [`SimNetwork`]: lost acknowledgements, partitions, stalls, death.
 //!
 //! One thread for each host is its NIC. It carries the work requests of the host's send queues in turn, in pieces of at
 //! most 64 KiB, and itself writes them into the memory of the peer.

@@ -48,14 +48,14 @@ impl SimNetwork {
         });
     }
 
-    /// Loses all packets to this GID, until [`SimNetwork::reachable`].
+    /// Loses all packets to and from this GID, until [`SimNetwork::reachable`].
     pub fn unreachable(&self, gid: Ipv6Addr) {
         self.network.change(|cuts| {
             cuts.gids.insert(gid);
         });
     }
 
-    /// Lets packets to this GID pass again.
+    /// Lets packets to and from this GID pass again.
     pub fn reachable(&self, gid: Ipv6Addr) {
         self.network.change(|cuts| {
             cuts.gids.remove(&gid);
@@ -107,17 +107,14 @@ impl Network {
         routes.get(&place).and_then(|(device, _)| device.upgrade())
     }
 
-    /// Whether packets from one host to a place on another are lost.
-    pub(super) fn cuts(&self, from: u32, to: u32, place: Place) -> bool {
+    /// Whether packets between two hosts, each at its place, are lost.
+    pub(super) fn cuts(&self, one: (u32, Place), other: (u32, Place)) -> bool {
         if !self.cut.load(Ordering::Relaxed) {
             return false;
         }
         let cuts = self.cuts.read().unwrap_or_else(PoisonError::into_inner);
-        let gone = match place {
-            Place::Gid(gid, _) => cuts.gids.contains(&gid),
-            Place::Lid(_) => false,
-        };
-        gone || cuts.pairs.contains(&pair(from, to))
+        let gone = |place| matches!(place, Place::Gid(gid, _) if cuts.gids.contains(&gid));
+        gone(one.1) || gone(other.1) || cuts.pairs.contains(&pair(one.0, other.0))
     }
 
     fn change(&self, change: impl FnOnce(&mut Cuts)) {

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -85,7 +85,7 @@ impl Nic {
         self.wake(inbox);
     }
 
-    fn wake(&self, mut inbox: std::sync::MutexGuard<'_, Inbox>) {
+    fn wake(&self, mut inbox: MutexGuard<'_, Inbox>) {
         if std::mem::take(&mut inbox.sleeping) {
             drop(inbox);
             self.woken.notify_one();

@@ -189,7 +189,8 @@ impl QpCore {
             return Outcome::Lost;
         }
         let Some(peer) = self.find_peer(&mut sending.peer, path) else { return Outcome::Lost };
-        if self.device.host.network.cuts(self.device.host.number, peer.device.host.number, path.to) {
+        let (here, there) = (&self.device.host, &peer.device.host);
+        if here.network.cuts((here.number, path.from), (there.number, path.to)) {
             return Outcome::Lost;
         }
         let source = match &access {

@@ -34,7 +34,8 @@ pub(super) struct QpCore {
     /// Whether the NIC has it in its inbox.
     pub(super) scheduled: AtomicBool,
     pub(super) lost_acks: AtomicU64,
-    /// Held while a piece is on its way out, so that who takes it after a change of state knows that nothing is read any more.
+    /// Held while a piece is on its way out, so that who takes it after a change of state knows that nothing is read
+    /// any more.
     pub(super) sending: Mutex<Sending>,
     /// The same for pieces that come in.
     pub(super) receiving: Mutex<Receiving>,
