@@ -17,6 +17,8 @@ mod peer;
 mod rail;
 mod region;
 mod sender;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod timing;
 mod transport;
 pub mod verbs;

@@ -243,7 +243,8 @@ impl Sender {
             return false;
         }
         let operation = Verb::Write { address: 0, key: 0 };
-        let request = SendRequest { id: lane.id(0), operation, local: LocalSegment::default(), signalled: true };
+        let request =
+            SendRequest { id: lane.id(0), operation, local: LocalSegment::default(), signalled: true, inline: false };
         match post.post(number, &[request]) {
             Ok(()) => {
                 lane.push(Posted { kind: Kind::Empty, index: 0, bytes: 0 }, true);
@@ -415,7 +416,7 @@ impl Sender {
             lane.give(1);
             return false;
         };
-        let request = SendRequest { id: lane.id(0), operation: Verb::Send, local, signalled: true };
+        let request = SendRequest { id: lane.id(0), operation: Verb::Send, local, signalled: true, inline: false };
         if !std::mem::replace(&mut operation.started, true) {
             operation.driver.mark_posted();
         }
@@ -672,6 +673,12 @@ fn cut(
     let (Some(local), Some((address, key))) = (local, target.target(lane.remote_rail, slice.dst_offset)) else {
         return Err(refused(SliceError::NotGranted { asked: slice.dst }));
     };
-    let request = SendRequest { id: lane.id(ahead), operation: Verb::Write { address, key }, local, signalled: false };
+    let request = SendRequest {
+        id: lane.id(ahead),
+        operation: Verb::Write { address, key },
+        local,
+        signalled: false,
+        inline: false,
+    };
     Ok(Some((piece, request)))
 }

@@ -24,6 +24,8 @@ pub struct SendRequest {
     pub local: LocalSegment,
     /// Whether its success makes a completion; its failure always does.
     pub signalled: bool,
+    /// Whether the bytes are copied when it is posted, so that they may change at once.
+    pub inline: bool,
 }
 
 /// What a work request does.
