@@ -964,7 +964,7 @@ fn a_write_goes_on_when_a_partition_heals() {
     let (network, a, b) = two();
     let (_here, _there, _source, target) = underway(&a, &b);
     network.partition(&a.host, &b.host);
-    a.take_nothing();
+    assert_nothing_lands(&target.memory);
     a.host.pace(Duration::ZERO);
     network.heal(&a.host, &b.host);
     assert_eq!(a.take_one().status, Status::Success);

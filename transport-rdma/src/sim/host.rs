@@ -70,7 +70,7 @@ impl SimHost {
     /// Nothing of it lands or is read after this returned.
     pub fn kill(&self) {
         self.core.faults.kill();
-        self.devices.iter().for_each(|device| device.quiesce());
+        self.quiesce();
     }
 
     /// Takes a device away: [`DeviceFatal`](crate::verbs::AsyncEvent::DeviceFatal), and EIO from all its verbs.
@@ -137,8 +137,13 @@ impl SimHost {
         self.core.faults.stall(stall);
         match stall {
             Stall::None => self.devices.iter().for_each(|device| device.schedule_all()),
-            Stall::Work | Stall::WorkAndFlush => self.devices.iter().for_each(|device| device.quiesce()),
+            Stall::Work | Stall::WorkAndFlush => self.quiesce(),
         }
+    }
+
+    /// Waits for the pieces that are on their way now.
+    pub(super) fn quiesce(&self) {
+        self.devices.iter().for_each(|device| device.quiesce());
     }
 
     fn device(&self, name: &str, action: impl FnOnce(&DeviceCore)) {

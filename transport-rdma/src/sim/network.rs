@@ -34,11 +34,13 @@ impl SimNetwork {
         Arc::new(SimHost::new(&self.network, devices))
     }
 
-    /// Loses all packets between two hosts, until [`SimNetwork::heal`].
+    /// Loses all packets between two hosts, until [`SimNetwork::heal`]. Nothing lands after this returned.
     pub fn partition(&self, one: &SimHost, other: &SimHost) {
         self.network.change(|cuts| {
             cuts.pairs.insert(pair(one.number(), other.number()));
         });
+        one.quiesce();
+        other.quiesce();
     }
 
     /// Ends a partition. What is not over yet goes on when it is sent again.

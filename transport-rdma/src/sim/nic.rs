@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use super::{completion::CqCore, lock, state::QpCore};
@@ -92,6 +92,16 @@ impl Nic {
         }
     }
 
+    fn sleep<'a>(&self, inbox: MutexGuard<'a, Inbox>, until: Option<Instant>) -> MutexGuard<'a, Inbox> {
+        match until {
+            None => self.woken.wait(inbox).unwrap_or_else(PoisonError::into_inner),
+            Some(until) => {
+                let timeout = until.saturating_duration_since(Instant::now());
+                self.woken.wait_timeout(inbox, timeout).unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+
     fn run(&self) {
         let mut timers = Timers::default();
         loop {
@@ -118,14 +128,7 @@ impl Nic {
                 }
             } else {
                 inbox.sleeping = true;
-                let timeout = next.map_or(Duration::MAX, |next| next.saturating_duration_since(Instant::now()));
-                let woken = if timeout == Duration::MAX {
-                    self.woken.wait(inbox).unwrap_or_else(PoisonError::into_inner)
-                } else {
-                    self.woken.wait_timeout(inbox, timeout).unwrap_or_else(PoisonError::into_inner).0
-                };
-                let mut inbox = woken;
-                inbox.sleeping = false;
+                self.sleep(inbox, next).sleeping = false;
             }
         }
     }
