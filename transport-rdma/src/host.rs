@@ -39,7 +39,7 @@ pub(crate) struct Host {
     pub(crate) signal: Arc<Signal>,
     phase: AtomicU8,
     /// By index of the region.
-    registered: RwLock<Vec<Option<(RegionId, Arc<Registered>)>>>,
+    registered: RwLock<Vec<Option<Named>>>,
     peers: RwLock<Vec<Arc<Peer>>>,
     commands: Mutex<Commands>,
 }
@@ -126,10 +126,14 @@ impl Host {
         }
     }
 
-    /// The keys of regions that are held; `None` when one of them is not there, which does not happen while it is held.
-    pub(crate) fn registered(&self, regions: &[RegionRef]) -> Option<Vec<Arc<Registered>>> {
+    /// The keys of regions that are held; `false` when one of them is not there.
+    pub(crate) fn registered(&self, regions: &[RegionRef], into: &mut Vec<Arc<Registered>>) -> bool {
         let table = self.registered.read().unwrap_or_else(PoisonError::into_inner);
-        regions.iter().map(|region| find(&table, region.id()).cloned()).collect()
+        regions.iter().all(|region| {
+            let found = find(&table, region.id());
+            into.extend(found.cloned());
+            found.is_some()
+        })
     }
 
     pub(crate) fn registered_one(&self, id: RegionId) -> Option<Arc<Registered>> {
@@ -198,7 +202,10 @@ impl Host {
     }
 }
 
-fn find(table: &[Option<(RegionId, Arc<Registered>)>], id: RegionId) -> Option<&Arc<Registered>> {
+/// A region's keys under its name.
+type Named = (RegionId, Arc<Registered>);
+
+fn find(table: &[Option<Named>], id: RegionId) -> Option<&Arc<Registered>> {
     table.get(id.index as usize)?.as_ref().filter(|(found, _)| *found == id).map(|(_, registered)| registered)
 }
 

@@ -12,8 +12,7 @@ use transport_core::{ConnectError, GrantedRegions, ImportedRegions, PeerId, Perm
 
 use crate::{
     config::RdmaConfig,
-    host::Signal,
-    region::Registered,
+    host::{Host, Signal},
     sender::{ControlMemory, Finished, Sender},
     verbs::{PostError, QueuePair, SendRequest},
 };
@@ -155,14 +154,15 @@ impl Peer {
     }
 
     /// Takes a transfer and posts what there is room for. Comes back when the connection has ended meanwhile.
-    pub(crate) fn submit(
-        &self,
-        driver: TransferDriver,
-        locals: Vec<Arc<Registered>>,
-    ) -> Result<(), (TransferDriver, TransferError)> {
+    pub(crate) fn submit(&self, driver: TransferDriver, host: &Host) -> Result<(), (TransferDriver, TransferError)> {
         let mut finished = Vec::new();
         let blocked = {
             let mut outbound = self.outbound();
+            let mut locals = outbound.sender.spare();
+            if !host.registered(driver.regions(), &mut locals) {
+                // Only when the transport has ended: a region that is held stays registered.
+                return Err((driver, TransferError::Cancelled));
+            }
             outbound.sender.submit(driver, locals)?;
             outbound.pump();
             outbound.sender.take_finished(&mut finished);

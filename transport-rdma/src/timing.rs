@@ -45,7 +45,7 @@ impl QueuePairTimers {
             .find(|timeout| fits(*timeout, 6))
             .map(|timeout| at(timeout, 6))
             .or_else(|| (1..6).rev().find(|retries| fits(SHORTEST, *retries)).map(|retries| at(SHORTEST, retries)))
-            .unwrap_or(at(SHORTEST, 1))
+            .unwrap_or_else(|| at(SHORTEST, 1))
     }
 
     /// The longest time until a queue pair whose peer is gone has failed.

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use transport_core::{
     Access, Batch, BatchOptions, Capabilities, ConnectError, ControlChannel, Event, GrantError, Memory, MemorySpace,
     PeerId, RegionError, RegionGrant, RegionId, RegisterError, RegisterFailure, Shutdown, Submit, SubmitError,
-    Transfer, TransferError, Transport,
+    Transfer, Transport,
 };
 
 use crate::{
@@ -199,11 +199,7 @@ impl Transport for RdmaTransport {
             max_notification: MAX_NOTIFICATION,
         };
         let (transfer, driver) = submit.start(batch, options)?;
-        let Some(locals) = self.host.registered(driver.regions()) else {
-            driver.finish(Err(TransferError::Cancelled));
-            return Err(SubmitError::Closed);
-        };
-        match peer.submit(driver, locals) {
+        match peer.submit(driver, &self.host) {
             Ok(()) => Ok(transfer),
             Err((driver, error)) => {
                 driver.finish(Err(error));

@@ -93,6 +93,8 @@ pub(crate) struct Sender {
     end: Option<TransferError>,
     next_lane: usize,
     finished: Vec<Finished>,
+    /// Buffers of operations that are over, for those to come.
+    spare: Vec<Vec<Arc<Registered>>>,
     requests: Vec<SendRequest>,
     pieces: Vec<Piece>,
 }
@@ -115,6 +117,7 @@ impl Sender {
             end: None,
             next_lane: 0,
             finished: Vec::new(),
+            spare: Vec::new(),
             requests: Vec::with_capacity(CHAIN as usize),
             pieces: Vec::with_capacity(CHAIN as usize),
         }
@@ -126,6 +129,11 @@ impl Sender {
         self.lanes = lanes;
         self.granted = granted;
         self.control = control;
+    }
+
+    /// An empty buffer for the keys of a transfer's regions.
+    pub(crate) fn spare(&mut self) -> Vec<Arc<Registered>> {
+        self.spare.pop().unwrap_or_default()
     }
 
     /// Takes a transfer; [`Sender::pump`] starts it. Comes back with the end of the connection when that is past.
@@ -441,7 +449,9 @@ impl Sender {
             self.ready.retain(|ready| *ready != key);
             self.waiting.retain(|waiting| *waiting != key);
         }
-        self.finished.push((operation.into_driver(), result));
+        let (driver, locals) = operation.into_parts();
+        self.spare.push(locals);
+        self.finished.push((driver, result));
     }
 
     /// Takes the transfers that are over.

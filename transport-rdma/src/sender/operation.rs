@@ -135,9 +135,11 @@ impl Operation {
         self.target.take_if(|(last, _)| *last == id);
     }
 
-    /// Lets go of the local keys, before the outcome is published.
-    pub(super) fn into_driver(self) -> TransferDriver {
-        self.driver
+    /// Lets go of the local keys, before the outcome is published; the buffer comes back for another operation.
+    pub(super) fn into_parts(self) -> (TransferDriver, Vec<Arc<Registered>>) {
+        let mut locals = self.locals;
+        locals.clear();
+        (self.driver, locals)
     }
 
     /// Makes `next` the next slice that is not empty, with all neighbours that follow it.

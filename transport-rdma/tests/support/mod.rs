@@ -1,6 +1,6 @@
 //! Nodes of the RDMA transport on simulated hosts, for the tests.
 
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 use std::{sync::Arc, time::Duration};
 

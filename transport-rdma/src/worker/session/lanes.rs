@@ -24,11 +24,10 @@ impl Session {
             let Some(lane) = self.lanes.get(number) else { continue };
             let (rail, _) = lane_rail(&self.host, self.remote.as_ref(), number);
             match lane.step {
-                Step::Idle { .. } if dead.get(rail).is_some_and(|dead| *dead) => {
-                    if lane.failures == 0 {
-                        self.lane_failed(number, "its device is gone", now);
-                    }
+                Step::Idle { .. } if dead.get(rail).is_some_and(|dead| *dead) && lane.failures == 0 => {
+                    self.lane_failed(number, "its device is gone", now);
                 }
+                Step::Idle { .. } if dead.get(rail).is_some_and(|dead| *dead) => {}
                 Step::Idle { next } if self.initiator && now >= next => self.offer(number, now, routes),
                 Step::Idle { .. } if !self.initiator && lane.offered.is_some() => self.answer(number, now, routes),
                 Step::Offered { deadline } if now >= deadline => {
