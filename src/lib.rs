@@ -1,6 +1,9 @@
 //! kvferry moves the KV-cache pages of large language models from the workers that run prefill to the workers that run decode.
 #![forbid(unsafe_code)]
 
+mod attempt;
+mod builder;
+mod choose;
 mod config;
 mod engine;
 mod error;
@@ -12,6 +15,7 @@ mod push;
 mod request;
 mod runtime;
 mod session;
+mod transports;
 mod wire;
 
 pub use kv_plan;
@@ -19,11 +23,13 @@ pub use transport_core;
 pub use transport_quic;
 
 pub use self::{
+    builder::EngineBuilder,
     config::{EngineConfig, Role},
-    engine::{Engine, EngineBuilder},
+    engine::Engine,
     error::{BuildError, ConnectError, ExpectError, PushError, ReceiveError},
     incoming::{Incoming, Received},
     peer::Peer,
     push::{Push, PushParts, Pushed},
     request::Request,
+    transports::PassedOver,
 };

@@ -29,11 +29,14 @@ pub(crate) struct Metadata {
     pub(crate) layout: CacheLayout,
     /// Names of the transports that it has, best first.
     pub(crate) transports: Vec<String>,
+    /// Names of those that it wants and could not get, with the reasons.
+    pub(crate) unavailable: Vec<(String, String)>,
 }
 
 impl Metadata {
-    const MAX_NAME: usize = 128;
-    const MAX_TRANSPORTS: usize = 16;
+    pub(crate) const MAX_NAME: usize = 128;
+    /// Of both lists together.
+    pub(crate) const MAX_TRANSPORTS: usize = 16;
 
     /// Checks everything that the type does not.
     pub(crate) fn check(&self) -> Result<(), WireError> {
@@ -44,9 +47,15 @@ impl Metadata {
                 Self::MAX_NAME
             )));
         }
-        let long = self.transports.iter().any(|name| name.len() > Self::MAX_NAME);
-        if self.transports.len() > Self::MAX_TRANSPORTS || long {
-            return Err(WireError::new("the peer's list of transports is too long"));
+        let count = self.transports.len().saturating_add(self.unavailable.len());
+        let names = self.transports.iter().chain(self.unavailable.iter().map(|(name, _)| name));
+        let longest = names.map(String::len).max().unwrap_or_default();
+        if count > Self::MAX_TRANSPORTS || longest > Self::MAX_NAME {
+            return Err(WireError::new(format!(
+                "the peer names {count} transports (at most {}), the longest name has {longest} bytes (at most {})",
+                Self::MAX_TRANSPORTS,
+                Self::MAX_NAME
+            )));
         }
         self.layout.validate().map_err(|error| WireError::new(format!("the peer's cache layout is invalid: {error}")))
     }
@@ -76,6 +85,18 @@ pub(crate) enum Message {
     Abort { request: Request, reason: String },
     /// The answer: nothing of the request is in flight, and nothing of it will be sent any more.
     Drained { request: Request },
+    /// How connecting a transport went at the sender, in the handshake's attempt of this number.
+    Tried { number: u8, tried: Tried },
+}
+
+/// How one side's part of an attempt at a transport went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Tried {
+    Connected,
+    /// It failed, with the reason.
+    Failed(String),
+    /// It was given up because the other side had said that it had failed.
+    GivenUp,
 }
 
 /// Longest reason that is sent or kept, in bytes.
@@ -120,6 +141,7 @@ mod tests {
             Message::Grants(vec![Grant { region: 3, grant: vec![1; 16] }]),
             Message::Ready(vec![Request::new(1, 2)]),
             Message::Failed { request: Request::new(u64::MAX, 7), reason: "why".into() },
+            Message::Tried { number: 15, tried: Tried::Failed("no route".into()) },
         ] {
             assert_eq!(decode::<Message>(&encode(&message).unwrap()).unwrap(), message);
         }
