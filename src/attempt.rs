@@ -186,3 +186,105 @@ impl ControlChannel for AttemptChannel {
 fn gave_up() -> ChannelError {
     ChannelError::ClosedByPeer { reason: "it gave up connecting this transport".into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use transport_core::mem::{MemConfig, MemFabric};
+
+    use super::*;
+
+    /// Both ends of a control channel, and the fabric that keeps it.
+    fn channels() -> (MemFabric, Arc<dyn ControlChannel>, Arc<dyn ControlChannel>) {
+        let fabric = MemFabric::new();
+        let (a, b) = (fabric.transport(MemConfig::default()), fabric.transport(MemConfig::default()));
+        let (here, there) = fabric.channel_pair(&a, &b);
+        (fabric, here, there)
+    }
+
+    fn attempts(
+        here: &Arc<dyn ControlChannel>,
+        there: &Arc<dyn ControlChannel>,
+        number: u8,
+    ) -> (Arc<AttemptChannel>, Arc<AttemptChannel>) {
+        let runtime = Handle::current();
+        (AttemptChannel::new(here, number, &runtime), AttemptChannel::new(there, number, &runtime))
+    }
+
+    #[tokio::test]
+    async fn nothing_of_an_attempt_is_heard_after_its_end() {
+        let (_fabric, here, there) = channels();
+        let (one, other) = attempts(&here, &there, 0);
+        one.send(Topic::Transport, b"heard").await.unwrap();
+        assert_eq!(other.receive(Topic::Transport).await.unwrap(), &b"heard"[..]);
+        // More than the channel keeps unread: the end has to read while it speaks.
+        let talkative = tokio::spawn({
+            let one = Arc::clone(&one);
+            async move { while one.send(Topic::Transport, b"not heard").await.is_ok() {} }
+        });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        // What an old attempt left behind listens all the time.
+        let lingering = tokio::spawn({
+            let one = Arc::clone(&one);
+            async move { one.receive(Topic::Transport).await }
+        });
+        tokio::try_join!(one.end(), other.end()).unwrap();
+        talkative.await.unwrap();
+        assert!(lingering.await.unwrap().is_err());
+        assert_eq!(one.send(Topic::Transport, b"late").await, Err(ChannelError::Closed));
+        assert_eq!(one.receive(Topic::Transport).await, Err(ChannelError::Closed));
+        assert_eq!(one.closed().await, ChannelError::Closed);
+        one.close("an attempt that is over closes nothing");
+
+        let (one, other) = attempts(&here, &there, 1);
+        other.send(Topic::Transport, b"next").await.unwrap();
+        assert_eq!(one.receive(Topic::Transport).await.unwrap(), &b"next"[..]);
+        tokio::try_join!(one.end(), other.end()).unwrap();
+        // And what numbers nothing finds the topic empty.
+        here.send(Topic::Transport, &[9]).await.unwrap();
+        assert_eq!(there.receive(Topic::Transport).await.unwrap(), &[9][..]);
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_gave_up_is_heard_while_waiting_and_its_word_counts_at_the_end() {
+        let (_fabric, here, there) = channels();
+        let (one, other) = attempts(&here, &there, 3);
+        let ending = tokio::spawn(async move { other.end().await });
+        assert_eq!(one.receive(Topic::Transport).await, Err(gave_up()));
+        assert_eq!(one.receive(Topic::Transport).await, Err(gave_up()));
+        one.end().await.unwrap();
+        ending.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_no_honest_peer_sends_ends_the_attempt() {
+        for wrong in [&[][..], &[2], &[2, 2, 1], &[1, MESSAGE, 7], &[3, END], &[255; 64]] {
+            let (_fabric, here, there) = channels();
+            let (one, _) = attempts(&here, &there, 2);
+            there.send(Topic::Transport, wrong).await.unwrap();
+            assert!(matches!(one.receive(Topic::Transport).await, Err(ChannelError::Protocol { .. })), "{wrong:?}");
+            there.send(Topic::Transport, wrong).await.unwrap();
+            assert!(matches!(one.end().await, Err(ChannelError::Protocol { .. })), "{wrong:?}");
+        }
+        // One that never stops speaking.
+        let (_fabric, here, there) = channels();
+        let (one, _) = attempts(&here, &there, 2);
+        let speaking = tokio::spawn(async move { while there.send(Topic::Transport, &[2, MESSAGE]).await.is_ok() {} });
+        assert!(matches!(one.end().await, Err(ChannelError::Protocol { .. })));
+        speaking.abort();
+    }
+
+    #[tokio::test]
+    async fn a_transport_speaks_on_its_own_topic_and_no_longer_than_fits() {
+        let (_fabric, here, there) = channels();
+        let (one, other) = attempts(&here, &there, 0);
+        assert!(matches!(one.send(Topic::Engine, b"commit").await, Err(ChannelError::Protocol { .. })));
+        assert!(matches!(one.receive(Topic::Engine).await, Err(ChannelError::Protocol { .. })));
+        let longest = vec![5; one.max_message()];
+        one.send(Topic::Transport, &longest).await.unwrap();
+        assert_eq!(other.receive(Topic::Transport).await.unwrap(), longest);
+        let (len, max) = (longest.len() + 1, longest.len());
+        assert_eq!(one.send(Topic::Transport, &vec![5; len]).await, Err(ChannelError::TooLong { len, max }));
+    }
+}

@@ -202,3 +202,66 @@ async fn answer(talk: &Talk<'_>, number: u8) -> Result<Tried, ConnectError> {
         _ => Err(talk.protocol(WireError::new(format!("the outcome of attempt {number} at a transport was expected")))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_plan::{CacheLayout, Dtype, ModelShape, Side};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Role;
+
+    fn layout() -> CacheLayout {
+        let model = ModelShape::from_config_json(
+            r#"{"model_type": "deepseek_v3", "num_hidden_layers": 2, "kv_lora_rank": 48, "qk_rope_head_dim": 16}"#,
+        );
+        "pages=4".parse::<Side>().unwrap().layouts(&model.unwrap(), 16, Dtype::Bf16).unwrap().remove(0)
+    }
+
+    fn metadata(transports: &[&str], unavailable: &[(&str, &str)]) -> Metadata {
+        Metadata {
+            role: Role::Decode,
+            deployment: String::new(),
+            layout: layout(),
+            transports: transports.iter().map(|name| (*name).to_owned()).collect(),
+            unavailable: unavailable.iter().map(|(name, why)| ((*name).to_owned(), (*why).to_owned())).collect(),
+        }
+    }
+
+    #[test]
+    fn only_what_is_better_than_the_chosen_one_is_passed_over() {
+        let ours = metadata(&["a", "b", "c", "quic"], &[("gone", "no device")]);
+        let theirs = metadata(&["theirs", "b", "worse", "quic"], &[("a", "no driver")]);
+        let list = |chosen| absent(&ours, &theirs, chosen).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let better = [
+            "gone (not available here: no device)",
+            "a (the peer does not have it: no driver)",
+            "theirs (this side does not have it)",
+        ];
+        assert_eq!(list(Some("b")), better);
+        let all = list(Some("quic"));
+        assert_eq!(all, list(None));
+        assert!(all.contains(&"c (the peer does not have it)".into()), "{all:?}");
+        assert!(all.contains(&"worse (this side does not have it)".into()), "{all:?}");
+        assert_eq!(all.len(), 5);
+    }
+
+    proptest! {
+        /// Whatever a peer claims, in whatever order and however often.
+        #[test]
+        fn both_sides_try_the_same_in_the_same_order(
+            ours in prop::collection::vec(prop::sample::select(vec!["a", "b", "c", "d", "quic"]), 0..16),
+            theirs in prop::collection::vec(prop::sample::select(vec!["a", "b", "c", "e", "quic"]), 0..16),
+        ) {
+            let (ours, theirs) = (metadata(&ours, &[]), metadata(&theirs, &[]));
+            for initiator in [true, false] {
+                let here = common("quic", &ours, &theirs, initiator);
+                prop_assert_eq!(&here, &common("quic", &theirs, &ours, !initiator));
+                let unique: std::collections::HashSet<_> = here.iter().collect();
+                prop_assert_eq!(unique.len(), here.len());
+                prop_assert!(here.iter().rev().skip(1).all(|name| *name != "quic"));
+                prop_assert!(here.iter().all(|name| ours.transports.iter().any(|our| our == name)));
+            }
+        }
+    }
+}
