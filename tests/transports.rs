@@ -168,6 +168,39 @@ async fn a_side_that_cannot_connect_falls_back_together_with_the_other_and_at_on
 }
 
 #[tokio::test]
+async fn what_is_connected_on_one_side_only_is_taken_down() {
+    for fails in [Role::Prefill, Role::Decode] {
+        let keys = Keys::new();
+        let of = |role: Role| Named::that("fast", if role == fails { Connects::FailsLate } else { Connects::Yes });
+        let (one, two) = (of(Role::Prefill), of(Role::Decode));
+        let (prefill, decode) = (node(&keys, Role::Prefill, &[&one]), node(&keys, Role::Decode, &[&two]));
+        let (there, _) = meet(&prefill, &decode).await;
+        assert_eq!(there.transport(), "quic");
+        for side in [&one, &two] {
+            assert!(side.mem.room(side.connections()[0]).await.is_err(), "still connected");
+        }
+        push(&prefill, &decode, &there, 1).await;
+    }
+}
+
+#[tokio::test]
+async fn a_path_that_is_lost_within_the_handshake_is_no_connection() {
+    let keys = Keys::new();
+    // The other side does not hear of it by itself.
+    let (one, two) = (Named::that("fast", Connects::Loses), Named::that("fast", Connects::Deaf));
+    let (prefill, decode) = (node(&keys, Role::Prefill, &[&one]), node(&keys, Role::Decode, &[&two]));
+    let started = Instant::now();
+    let error = prefill.engine.connect(decode.engine.local_addr(), None).await.unwrap_err();
+    assert!(error.to_string().contains("fast was lost in the handshake"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2));
+    until("neither side has a peer", || prefill.engine.peers().is_empty() && decode.engine.peers().is_empty()).await;
+    one.set(Connects::Yes);
+    let (there, _) = meet(&prefill, &decode).await;
+    assert_eq!(there.transport(), "fast");
+    push(&prefill, &decode, &there, 1).await;
+}
+
+#[tokio::test]
 async fn a_transport_that_hangs_costs_its_bound_and_no_more() {
     let second = Duration::from_secs(1);
     let short = Duration::from_millis(200);
@@ -440,7 +473,6 @@ async fn connecting_many_times_under_losses_ends_connected_or_with_an_error() {
         let _ = tokio::time::timeout(LONG, prefill.engine.connect(decode.engine.local_addr(), None)).await.unwrap();
     }
     breaker.await.unwrap();
-    one.from_now_on(Connects::Yes);
     until("no dead connection is kept", || prefill.engine.peers().iter().all(Peer::is_connected)).await;
     let (there, _) = meet(&prefill, &decode).await;
     assert_eq!(there.transport(), "fast");

@@ -10,7 +10,7 @@ use std::{
         Arc, LazyLock, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -30,6 +30,12 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Connects {
     Yes,
+    /// It does, and never says that a connection was lost.
+    Deaf,
+    /// It does, and loses the connection when it has taken the grants of a whole cache like its own.
+    Loses,
+    /// An error, though the other side is connected.
+    FailsLate,
     /// An error, after this many messages that the other side does not expect.
     Fails(usize),
     /// Nothing, until the transport itself gives up.
@@ -47,6 +53,7 @@ pub(crate) struct Named {
     /// How many regions it registers before it refuses.
     registers: usize,
     registered: AtomicU64,
+    imported: AtomicU64,
     batches: AtomicU64,
     peers: Mutex<Vec<PeerId>>,
 }
@@ -63,7 +70,7 @@ impl Named {
     pub(crate) fn with(name: &'static str, connects: Connects, registers: usize, config: MemConfig) -> Arc<Self> {
         let (mem, id) = (FABRIC.transport(config), NEXT.fetch_add(1, Ordering::Relaxed));
         HOSTS.lock().unwrap().insert(id, Arc::downgrade(&mem));
-        let (registered, batches) = (AtomicU64::new(0), AtomicU64::new(0));
+        let [registered, imported, batches] = [0; 3].map(AtomicU64::new);
         Arc::new(Self {
             name,
             id,
@@ -71,6 +78,7 @@ impl Named {
             connects: Mutex::new(connects),
             registers,
             registered,
+            imported,
             batches,
             peers: Mutex::default(),
         })
@@ -81,12 +89,26 @@ impl Named {
         self.batches.load(Ordering::Relaxed)
     }
 
-    /// The connections that it has made.
+    /// The connections that it has made, as the memory names them.
     pub(crate) fn connections(&self) -> Vec<PeerId> {
         self.peers.lock().unwrap().clone()
     }
 
-    pub(crate) fn from_now_on(&self, connects: Connects) {
+    /// The engine's name of a connection: numbered from zero, as QUIC does it, so that the two transports use the same names.
+    fn outer(&self, peer: PeerId) -> PeerId {
+        let mut peers = self.peers.lock().unwrap();
+        let number = peers.iter().position(|known| *known == peer).unwrap_or_else(|| {
+            peers.push(peer);
+            peers.len() - 1
+        });
+        PeerId { index: number as u32, generation: number as u32 }
+    }
+
+    fn inner(&self, peer: PeerId) -> PeerId {
+        self.peers.lock().unwrap()[peer.index as usize]
+    }
+
+    pub(crate) fn set(&self, connects: Connects) {
         *self.connects.lock().unwrap() = connects;
     }
 }
@@ -129,17 +151,24 @@ impl Transport for Named {
     }
 
     fn grant(&self, peer: PeerId, region: RegionId) -> Result<RegionGrant, GrantError> {
-        self.mem.grant(peer, region)
+        self.mem.grant(self.inner(peer), region)
     }
 
     fn import(&self, peer: PeerId, grant: &RegionGrant) -> Result<(), GrantError> {
-        self.mem.import(peer, grant)
+        let peer = self.inner(peer);
+        self.mem.import(peer, grant)?;
+        let last = self.imported.fetch_add(1, Ordering::Relaxed) + 1 == self.registered.load(Ordering::Relaxed);
+        if last && matches!(*self.connects.lock().unwrap(), Connects::Loses) {
+            // It has ended when it was polled once; what remains is to wait.
+            let _ = std::pin::pin!(self.mem.disconnect(peer)).poll(&mut Context::from_waker(Waker::noop()));
+        }
+        Ok(())
     }
 
     async fn connect(&self, channel: Arc<dyn ControlChannel>) -> Result<PeerId, ConnectError> {
         let connects = *self.connects.lock().unwrap();
         match connects {
-            Connects::Yes => {}
+            Connects::Yes | Connects::Deaf | Connects::Loses | Connects::FailsLate => {}
             Connects::Fails(messages) => {
                 for _ in 0..messages {
                     channel.send(Topic::Transport, &[7; 100]).await.map_err(broken(&channel))?;
@@ -167,25 +196,37 @@ impl Transport for Named {
             ENDS.lock().unwrap().remove(&key).unwrap()
         };
         let peer = self.mem.connect(end).await?;
-        self.peers.lock().unwrap().push(peer);
-        Ok(peer)
+        let outer = self.outer(peer);
+        match connects {
+            Connects::FailsLate => Err(ConnectError::Local { reason: "port 1 of mlx5_0 went down".into() }),
+            _ => Ok(outer),
+        }
     }
 
     fn batch_write(&self, peer: PeerId, batch: Batch<'_>, options: &BatchOptions<'_>) -> Result<Transfer, SubmitError> {
         self.batches.fetch_add(1, Ordering::Relaxed);
-        self.mem.batch_write(peer, batch, options)
+        self.mem.batch_write(self.inner(peer), batch, options)
     }
 
     async fn room(&self, peer: PeerId) -> Result<(), SubmitError> {
-        self.mem.room(peer).await
+        self.mem.room(self.inner(peer)).await
     }
 
     fn poll_event(&self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.mem.poll_event(context)
+        let deaf = matches!(*self.connects.lock().unwrap(), Connects::Deaf);
+        loop {
+            let event = match std::task::ready!(self.mem.poll_event(context)) {
+                Some(Event::PeerLost { .. }) if deaf => continue,
+                Some(Event::PeerLost { peer, reason }) => Event::PeerLost { peer: self.outer(peer), reason },
+                Some(Event::Notification { peer, payload }) => Event::Notification { peer: self.outer(peer), payload },
+                event => return Poll::Ready(event),
+            };
+            return Poll::Ready(Some(event));
+        }
     }
 
     async fn disconnect(&self, peer: PeerId) {
-        self.mem.disconnect(peer).await;
+        self.mem.disconnect(self.inner(peer)).await;
     }
 
     async fn shutdown(&self, how: Shutdown) {
