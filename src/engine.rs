@@ -29,6 +29,9 @@ use crate::{
     wire::{self, Commit, Hello, Metadata},
 };
 
+/// How long the words of a peer may come after the end of its data path.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
 /// One rank's end of all its transfers.
 ///
 /// Clones share the engine. Dropping the last one starts an abort in the background; [`Engine::shutdown`] waits for the
@@ -97,7 +100,8 @@ impl Engine {
     }
 
     /// Connects to the engine that listens at `address`. With `expected`, only an engine with that key is accepted; without it,
-    /// any that is trusted. Bounded by `EngineConfig::handshake_timeout` and `QuicConfig::connect_timeout`.
+    /// any that is trusted. Bounded by `EngineConfig::handshake_timeout`, `EngineConfig::transport_timeout` and
+    /// `QuicConfig::connect_timeout`.
     ///
     /// # Errors
     /// [`ConnectError`]. What does not fit is found here, and the peer has the same error.
@@ -430,8 +434,17 @@ async fn events(inner: Arc<Inner>, data: Arc<Data>) {
                 }
                 Err(error) => tracing::warn!(%link, %error, "a notification that is not ours"),
             },
-            Event::PeerLost { reason, .. } => inner.lose(&session, &reason).await,
+            Event::PeerLost { reason, .. } => inner.spawn(lost(Arc::clone(&inner), session, reason)),
             _ => {}
         }
+    }
+}
+
+/// Loses a peer whose data path has ended. When that is because the peer has ended the connection as a whole, its words come on
+/// the control channel, and may come later.
+async fn lost(inner: Arc<Inner>, session: Arc<Session>, reason: String) {
+    match tokio::time::timeout(LAST_WORDS, session.channel.closed()).await {
+        Ok(end) => inner.lose(&session, &end.to_string()).await,
+        Err(_) => inner.lose(&session, &reason).await,
     }
 }

@@ -320,6 +320,31 @@ async fn a_lost_path_is_a_lost_peer_and_the_next_connection_chooses_again() {
 }
 
 #[tokio::test]
+async fn whoever_is_refused_or_left_learns_why_though_the_path_ends_faster_than_the_words_come() {
+    let keys = Keys::new();
+    let [two, one, other] = [(); 3].map(|()| Named::new("fast"));
+    let decode = node(&keys, Role::Decode, &[&two]);
+    let (prefill, claims) = (node(&keys, Role::Prefill, &[&one]), node(&keys, Role::Prefill, &[&other]));
+    let (there, _) = meet(&prefill, &decode).await;
+    for _ in 0..10 {
+        let error = claims.engine.connect(decode.engine.local_addr(), None).await.unwrap_err().to_string();
+        assert!(error.contains("two engines claim one rank"), "{error}");
+    }
+    for request in 0..5 {
+        let incoming = decode.engine.expect(request, "default", pages(&[1])).unwrap();
+        prefill.engine.peers()[0].disconnect().await;
+        match incoming.await {
+            Err(ReceiveError::SenderLost { reason, .. }) => {
+                assert!(reason.contains("this side disconnected"), "{reason}")
+            }
+            other => panic!("{other:?}"),
+        }
+        meet(&prefill, &decode).await;
+    }
+    assert!(!there.is_connected());
+}
+
+#[tokio::test]
 async fn one_peer_can_be_on_another_transport_than_the_next() {
     let keys = Keys::new();
     let (one, two) = (Named::new("fast"), Named::new("fast"));
