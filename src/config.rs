@@ -39,8 +39,11 @@ pub struct EngineConfig {
     /// The deployment that this rank belongs to, the same for all its ranks: a request comes from the ranks of one
     /// deployment. Default `"default"`.
     pub deployment: String,
-    /// From dialling to the end of the handshake. Default 5 s.
+    /// From dialling to the end of the handshake, without what `transport_timeout` adds. Default 5 s.
     pub handshake_timeout: Duration,
+    /// How long each data transport that is preferred over QUIC may take to connect to a peer, however long its own bound is; then
+    /// the next one is tried. It adds to `handshake_timeout` once for each of them. Default 2 s.
+    pub transport_timeout: Duration,
     /// How long an expected request may take before it is aborted and reported as late. Default 60 s.
     pub request_timeout: Duration,
     /// How long a sender may take to confirm that it has drained an aborted request; then the connection to it is cut,
@@ -59,6 +62,7 @@ impl Default for EngineConfig {
         Self {
             deployment: "default".into(),
             handshake_timeout: Duration::from_secs(5),
+            transport_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(3),
             max_early: 1024,
@@ -80,6 +84,13 @@ impl EngineConfig {
     #[must_use]
     pub fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
+        self
+    }
+
+    /// Sets the bound on connecting a preferred data transport.
+    #[must_use]
+    pub fn with_transport_timeout(mut self, timeout: Duration) -> Self {
+        self.transport_timeout = timeout;
         self
     }
 

@@ -13,106 +13,24 @@ use tokio::{
     runtime::Handle,
     sync::{oneshot, watch},
 };
-use transport_core::{Access, ControlChannel, Event, Memory, PeerId, RegionId, Shutdown, Transport, next_event};
+use transport_core::{ControlChannel, Event, Shutdown, Transport, next_event};
 use transport_quic::{Authentication, PublicKey, QuicTransport};
 
 use crate::{
+    builder::EngineBuilder,
     config::{EngineConfig, Role},
-    error::{BuildError, ConnectError, ExpectError},
+    error::{ConnectError, ExpectError},
     handshake,
     incoming::{Incoming, IncomingTable, names},
     peer::Peer,
     request::Request,
-    runtime,
     session::{self, Session},
+    transports::{self, Data, Link, PassedOver},
     wire::{self, Commit, Hello, Metadata},
 };
 
-/// Sets an engine up.
-#[derive(Debug)]
-pub struct EngineBuilder {
-    role: Role,
-    authentication: Authentication,
-    config: EngineConfig,
-    cache: Option<(CacheLayout, Vec<Memory>)>,
-}
-
-impl EngineBuilder {
-    /// Bounds, names and addresses.
-    #[must_use]
-    pub fn config(mut self, config: EngineConfig) -> Self {
-        self.config = config;
-        self
-    }
-
-    /// The cache of this rank: its layout, and one memory for each region of the layout.
-    #[must_use]
-    pub fn cache(mut self, layout: CacheLayout, memories: Vec<Memory>) -> Self {
-        self.cache = Some((layout, memories));
-        self
-    }
-
-    /// Registers the cache, listens, and starts to accept peers.
-    ///
-    /// # Errors
-    /// [`BuildError`].
-    pub fn build(self) -> Result<Engine, BuildError> {
-        let (layout, memories) = self.cache.ok_or(BuildError::NoCache)?;
-        layout.validate()?;
-        let lens = layout.region_lens();
-        if lens.len() != memories.len() {
-            return Err(BuildError::RegionCount { expected: lens.len(), given: memories.len() });
-        }
-        for (region, (expected, memory)) in lens.iter().zip(&memories).enumerate() {
-            if *expected != memory.len() {
-                return Err(BuildError::RegionLen { region, expected: *expected, given: memory.len() });
-            }
-        }
-        let quic = QuicTransport::bind(self.config.quic.clone(), self.authentication)?;
-        let access = match self.role {
-            Role::Prefill => Access::LOCAL,
-            Role::Decode => Access::REMOTE_WRITE,
-        };
-        let regions = memories
-            .into_iter()
-            .enumerate()
-            .map(|(region, memory)| {
-                quic.register(memory, access).map_err(|failure| BuildError::Register { region, cause: failure.cause })
-            })
-            .collect::<Result<Vec<RegionId>, BuildError>>()?;
-        let metadata = Metadata {
-            role: self.role,
-            deployment: self.config.deployment.clone(),
-            layout,
-            transports: vec![quic.name().to_owned()],
-        };
-        let hello = Hello { major: Hello::MAJOR, minor: Hello::MINOR, engine: random(), incarnation: random() };
-        let (runtime, stop) = runtime::start()?;
-        let transport: Arc<dyn Transport> = Arc::clone(&quic) as Arc<dyn Transport>;
-        let inner = Arc::new(Inner {
-            incoming: IncomingTable::new(self.config.max_early, self.config.max_aborted),
-            config: self.config,
-            hello,
-            metadata,
-            regions,
-            quic,
-            transport,
-            runtime,
-            sessions: Mutex::default(),
-            changes: watch::Sender::new(0),
-            turns: Mutex::default(),
-        });
-        inner.spawn(accept(Arc::clone(&inner)));
-        inner.spawn(events(Arc::clone(&inner)));
-        Ok(Engine { owner: Arc::new(Owner { inner, stop: Mutex::new(Some(stop)) }) })
-    }
-}
-
-/// A number that no other engine has. Not a secret.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
-}
+/// How long the words of a peer may come after the end of its data path.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// One rank's end of all its transfers.
 ///
@@ -151,9 +69,19 @@ impl Drop for Owner {
 }
 
 impl Engine {
+    /// Starts the tasks of an engine; `stop` ends its thread.
+    pub(crate) fn start(inner: Inner, stop: oneshot::Sender<()>) -> Self {
+        let inner = Arc::new(inner);
+        inner.spawn(accept(Arc::clone(&inner)));
+        for data in &inner.data {
+            inner.spawn(events(Arc::clone(&inner), Arc::clone(data)));
+        }
+        Self { owner: Arc::new(Owner { inner, stop: Mutex::new(Some(stop)) }) }
+    }
+
     /// Starts to set up an engine of this role.
     pub fn builder(role: Role, authentication: Authentication) -> EngineBuilder {
-        EngineBuilder { role, authentication, config: EngineConfig::default(), cache: None }
+        EngineBuilder::new(role, authentication)
     }
 
     /// The address that it listens on.
@@ -172,7 +100,8 @@ impl Engine {
     }
 
     /// Connects to the engine that listens at `address`. With `expected`, only an engine with that key is accepted; without it,
-    /// any that is trusted. Bounded by `EngineConfig::handshake_timeout` and `QuicConfig::connect_timeout`.
+    /// any that is trusted. Bounded by `EngineConfig::handshake_timeout`, `EngineConfig::transport_timeout` and
+    /// `QuicConfig::connect_timeout`.
     ///
     /// # Errors
     /// [`ConnectError`]. What does not fit is found here, and the peer has the same error.
@@ -283,13 +212,13 @@ impl fmt::Debug for Engine {
 pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     pub(crate) incoming: IncomingTable,
-    pub(crate) regions: Vec<RegionId>,
-    pub(crate) transport: Arc<dyn Transport>,
+    /// The data transports, best first; the one of the control channels is the last.
+    pub(crate) data: Vec<Arc<Data>>,
     hello: Hello,
     metadata: Metadata,
     quic: Arc<QuicTransport>,
     runtime: Handle,
-    sessions: Mutex<HashMap<PeerId, Arc<Session>>>,
+    sessions: Mutex<HashMap<Link, Arc<Session>>>,
     /// Counts changes of `sessions`.
     changes: watch::Sender<u64>,
     /// Whose turn it is to dial an address.
@@ -297,6 +226,28 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    pub(crate) fn new(
+        config: EngineConfig,
+        hello: Hello,
+        metadata: Metadata,
+        data: Vec<Arc<Data>>,
+        quic: Arc<QuicTransport>,
+        runtime: Handle,
+    ) -> Self {
+        Self {
+            incoming: IncomingTable::new(config.max_early, config.max_aborted),
+            config,
+            data,
+            hello,
+            metadata,
+            quic,
+            runtime,
+            sessions: Mutex::default(),
+            changes: watch::Sender::new(0),
+            turns: Mutex::default(),
+        }
+    }
+
     pub(crate) fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -313,8 +264,17 @@ impl Inner {
         self.runtime.spawn(task);
     }
 
-    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
-        self.lock().contains_key(&peer)
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// The name of the transport that carries the control channels.
+    pub(crate) fn control(&self) -> &'static str {
+        self.quic.name()
+    }
+
+    pub(crate) fn is_connected(&self, link: Link) -> bool {
+        self.lock().contains_key(&link)
     }
 
     /// What those who dial the same address wait for.
@@ -333,7 +293,8 @@ impl Inner {
     async fn meet(self: &Arc<Self>, channel: Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
         let session = handshake::run(self, channel).await?;
         tracing::info!(rank = %session.rank(), role = %session.metadata.role, deployment = session.metadata.deployment,
-            address = session.channel.peer_address(), transport = self.transport.name(), "connected");
+            address = session.channel.peer_address(), transport = session.path.data.name(),
+            passed_over = PassedOver::list(&session.passed_over), "connected");
         let (inner, listened) = (Arc::clone(self), Arc::clone(&session));
         self.spawn(async move {
             let reason = session::listen(&inner, &listened).await;
@@ -360,9 +321,9 @@ impl Inner {
                 }
             }
             if let Some(old) = &old {
-                sessions.remove(&old.peer);
+                sessions.remove(&old.link());
             }
-            sessions.insert(session.peer, Arc::clone(session));
+            sessions.insert(session.link(), Arc::clone(session));
             old
         };
         self.changes.send_modify(|changes| *changes += 1);
@@ -399,13 +360,13 @@ impl Inner {
         let reason = session.end.get_or_init(|| wire::reason(reason));
         session.channel.close(reason);
         session.pushes.close();
-        self.transport.disconnect(session.peer).await;
-        let known = self.lock().remove(&session.peer).is_some();
+        session.path.cut().await;
+        let known = self.lock().remove(&session.link()).is_some();
         if known {
             tracing::info!(rank = %session.rank(), deployment = session.metadata.deployment, reason, "disconnected");
             self.changes.send_modify(|changes| *changes += 1);
         }
-        self.incoming.sender_lost(self, session.peer, reason);
+        self.incoming.sender_lost(self, session.link(), reason);
     }
 
     /// The connected ranks of a prefill deployment that have something to send to this one, or those that are missing.
@@ -425,16 +386,17 @@ impl Inner {
 
     async fn close(self: &Arc<Self>, how: Shutdown) {
         self.incoming.begin_close();
-        self.transport.shutdown(how).await;
+        transports::shut_down(&self.data, how).await;
         self.incoming.close();
         let sessions: Vec<_> = self.lock().drain().map(|(_, session)| session).collect();
         for session in sessions {
             session.pushes.close();
         }
+        transports::release(&self.data, self.config.drain_timeout).await;
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<PeerId, Arc<Session>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Link, Arc<Session>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -452,21 +414,37 @@ async fn accept(inner: Arc<Inner>) {
     }
 }
 
-/// Takes what the transport tells.
-async fn events(inner: Arc<Inner>) {
-    while let Some(event) = next_event(&inner.transport).await {
+/// Takes what a transport tells.
+async fn events(inner: Arc<Inner>, data: Arc<Data>) {
+    while let Some(event) = next_event(&data.transport).await {
+        let link = data.link(event.peer());
+        let Some(session) = inner.lock().get(&link).cloned() else {
+            // Of a connection that was never taken in, or has been taken out: nothing waits for what it says.
+            tracing::debug!(%link, "an event of a connection that is not a peer's");
+            continue;
+        };
         match event {
-            Event::Notification { peer, payload } => match Commit::decode(&payload) {
-                Ok(commit) => inner.incoming.committed(&inner, peer, commit),
-                Err(error) => tracing::warn!(%peer, %error, "a notification that is not ours"),
-            },
-            Event::PeerLost { peer, reason } => {
-                let session = inner.lock().get(&peer).cloned();
-                if let Some(session) = session {
-                    inner.lose(&session, &reason).await;
+            Event::Notification { payload, .. } => match Commit::decode(&payload) {
+                Ok(commit) => {
+                    inner.incoming.committed(&inner, link, commit);
+                    // Lost meanwhile by another thread, which did not find the word that may wait now.
+                    if !inner.is_connected(link) {
+                        inner.incoming.sender_lost(&inner, link, "the connection ended");
+                    }
                 }
-            }
+                Err(error) => tracing::warn!(%link, %error, "a notification that is not ours"),
+            },
+            Event::PeerLost { reason, .. } => inner.spawn(lost(Arc::clone(&inner), session, reason)),
             _ => {}
         }
+    }
+}
+
+/// Loses a peer whose data path has ended. When that is because the peer has ended the connection as a whole, its words come on
+/// the control channel, and may come later.
+async fn lost(inner: Arc<Inner>, session: Arc<Session>, reason: String) {
+    match tokio::time::timeout(LAST_WORDS, session.channel.closed()).await {
+        Ok(end) => inner.lose(&session, &end.to_string()).await,
+        Err(_) => inner.lose(&session, &reason).await,
     }
 }

@@ -47,6 +47,12 @@ pub enum BuildError {
         /// Why.
         cause: RegisterError,
     },
+    /// The transports' names cannot be told apart, or peers would not take them.
+    #[error("the engine's transports cannot be used: {reason}")]
+    Transports {
+        /// Which, and what to change.
+        reason: String,
+    },
     /// The engine's thread could not be started.
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
@@ -149,6 +155,14 @@ pub enum ConnectError {
         ours: String,
         /// Its.
         theirs: String,
+    },
+    /// The two have transports in common, and none of them connects.
+    #[error("no transport carries pages to {address}: {tried}")]
+    NothingConnected {
+        /// The peer's address.
+        address: String,
+        /// Each transport that one of the two has or wants, with the reason, separated by commas.
+        tried: String,
     },
     /// The engine was shut down.
     #[error("the engine is closed")]

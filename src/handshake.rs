@@ -13,10 +13,12 @@ use kv_plan::{CacheLayout, Mismatch, Pairing, Rank, coverage, pair};
 use transport_core::{ChannelError, ControlChannel, GrantError, RegionGrant, Topic};
 
 use crate::{
+    choose::{self, Chosen},
     config::Role,
     engine::Inner,
     error::ConnectError,
     session::{self, Pushes, Session},
+    transports::Path,
     wire::{self, Grant, Hello, Message, Metadata, WireError},
 };
 
@@ -25,9 +27,13 @@ const LINGER: Duration = Duration::from_millis(300);
 
 /// Runs the handshake over a fresh channel and connects the data path. On failure the channel is closed with the reason.
 pub(crate) async fn run(inner: &Arc<Inner>, channel: Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
-    let timeout = inner.config.handshake_timeout;
+    let preferred = u32::try_from(inner.data.len().saturating_sub(1)).unwrap_or(u32::MAX);
+    let attempts = inner.config.transport_timeout.saturating_mul(preferred);
+    let timeout = inner.config.handshake_timeout.saturating_add(attempts);
     let address = channel.peer_address();
-    let result = match tokio::time::timeout(timeout, steps(inner, &channel)).await {
+    // A data path that is connected, also when the timeout drops the steps.
+    let mut open = None;
+    let result = match tokio::time::timeout(timeout, steps(inner, &channel, &mut open)).await {
         Ok(result) => result,
         Err(_) => Err(ConnectError::TimedOut { address, timeout }),
     };
@@ -39,11 +45,19 @@ pub(crate) async fn run(inner: &Arc<Inner>, channel: Arc<dyn ControlChannel>) ->
         if let Some(session) = admitted {
             inner.lose(&session, &reason).await;
         }
+        // After the channel, so that the peer learns why.
+        if let Some(path) = open {
+            path.cut().await;
+        }
     }
     result
 }
 
-async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<Arc<Session>, ConnectError> {
+async fn steps(
+    inner: &Arc<Inner>,
+    channel: &Arc<dyn ControlChannel>,
+    open: &mut Option<Path>,
+) -> Result<Arc<Session>, ConnectError> {
     let talk = Talk { channel };
     talk.send_bytes(&inner.hello().encode()).await?;
     let hello = Hello::decode(&talk.receive_bytes().await?).map_err(|error| talk.protocol(error))?;
@@ -80,26 +94,20 @@ async fn steps(inner: &Arc<Inner>, channel: &Arc<dyn ControlChannel>) -> Result<
         }
         _ => return Err(talk.protocol(WireError::new("a verdict was expected"))),
     }
-    let peer = inner.transport.connect(Arc::clone(channel)).await?;
-    let connected = finish(inner, &talk, peer, hello, theirs, fit).await;
-    if let Err(error) = &connected {
-        // First, so that the peer learns why.
-        channel.close(&wire::reason(&error.to_string()));
-        inner.transport.disconnect(peer).await;
-    }
-    connected
+    let chosen = choose::connect(inner, &talk, &theirs, open).await?;
+    finish(inner, &talk, chosen, hello, theirs, fit).await
 }
 
 /// Exchanges the grants over the connected data path.
 async fn finish(
     inner: &Arc<Inner>,
     talk: &Talk<'_>,
-    peer: transport_core::PeerId,
+    Chosen { path, passed_over }: Chosen,
     hello: Hello,
     metadata: Metadata,
     Fit { pairing, senders }: Fit,
 ) -> Result<Arc<Session>, ConnectError> {
-    talk.send(&Message::Grants(grants(inner, peer, &pairing)?)).await?;
+    talk.send(&Message::Grants(grants(inner, &path, &pairing)?)).await?;
     let Message::Grants(granted) = talk.receive().await? else {
         return Err(talk.protocol(WireError::new("grants were expected")));
     };
@@ -114,21 +122,21 @@ async fn finish(
                 granted.region, grant.len
             ))));
         }
-        match inner.transport.import(peer, &grant) {
+        match path.data.transport.import(path.peer, &grant) {
             Ok(()) => {}
-            // The peer has closed the connection, with its reason.
-            Err(GrantError::NotConnected { .. }) => return Err(talk.broken(talk.channel.closed().await)),
+            Err(GrantError::NotConnected { reason, .. }) => return Err(talk.lost(&path, reason).await),
             Err(error) => return Err(talk.protocol(WireError::new(error.to_string()))),
         }
         regions.insert(granted.region, grant.region);
     }
     let tables = match inner.role() {
-        Role::Prefill => session::resolve(&pairing, &inner.regions, &regions)
+        Role::Prefill => session::resolve(&pairing, &path.data.regions, &regions)
             .ok_or_else(|| talk.protocol(WireError::new("a region of its layout was not granted")))?,
         Role::Decode => Vec::new(),
     };
     let session = Arc::new(Session {
-        peer,
+        path,
+        passed_over,
         channel: Arc::clone(talk.channel),
         hello,
         metadata,
@@ -140,6 +148,10 @@ async fn finish(
     });
     // Before the peer hears that we are ready, so that it does not take for a connection what another one has made void.
     inner.admit(&session).await?;
+    // What was lost before that had nobody to hear of it; what is lost from here on finds the session.
+    if let Some(error) = session.path.ended() {
+        return Err(talk.lost(&session.path, error.to_string()).await);
+    }
     let ready = async {
         talk.send(&Message::Ready(inner.incoming.failed())).await?;
         loop {
@@ -191,7 +203,7 @@ fn fit(prefill: &CacheLayout, decode: &CacheLayout) -> Result<Fit, Mismatch> {
 }
 
 /// The regions that the peer gets: those of the receiving side that the pairing names.
-fn grants(inner: &Inner, peer: transport_core::PeerId, pairing: &Pairing) -> Result<Vec<Grant>, ConnectError> {
+fn grants(inner: &Inner, path: &Path, pairing: &Pairing) -> Result<Vec<Grant>, ConnectError> {
     if inner.role() != Role::Decode {
         return Ok(Vec::new());
     }
@@ -201,22 +213,22 @@ fn grants(inner: &Inner, peer: transport_core::PeerId, pairing: &Pairing) -> Res
     regions
         .into_iter()
         .map(|region| {
-            let id = usize::try_from(region).ok().and_then(|region| inner.regions.get(region)).copied();
+            let id = usize::try_from(region).ok().and_then(|region| path.data.regions.get(region)).copied();
             let local = |reason: String| ConnectError::Transport(transport_core::ConnectError::Local { reason });
             let id = id.ok_or_else(|| local(format!("the layout has no region {region}")))?;
-            let grant = inner.transport.grant(peer, id).map_err(|error| local(error.to_string()))?;
+            let grant = path.data.transport.grant(path.peer, id).map_err(|error| local(error.to_string()))?;
             Ok(Grant { region, grant: grant.encode() })
         })
         .collect()
 }
 
 /// The messages of a handshake, with errors that name the peer.
-struct Talk<'a> {
-    channel: &'a Arc<dyn ControlChannel>,
+pub(crate) struct Talk<'a> {
+    pub(crate) channel: &'a Arc<dyn ControlChannel>,
 }
 
 impl Talk<'_> {
-    async fn send(&self, message: &Message) -> Result<(), ConnectError> {
+    pub(crate) async fn send(&self, message: &Message) -> Result<(), ConnectError> {
         self.send_bytes(&wire::encode(message).map_err(|error| self.protocol(error))?).await
     }
 
@@ -224,7 +236,7 @@ impl Talk<'_> {
         self.channel.send(Topic::Engine, bytes).await.map_err(|error| self.broken(error))
     }
 
-    async fn receive(&self) -> Result<Message, ConnectError> {
+    pub(crate) async fn receive(&self) -> Result<Message, ConnectError> {
         wire::decode(&self.receive_bytes().await?).map_err(|error| self.protocol(error))
     }
 
@@ -232,7 +244,7 @@ impl Talk<'_> {
         self.channel.receive(Topic::Engine).await.map_err(|error| self.broken(error))
     }
 
-    fn broken(&self, error: ChannelError) -> ConnectError {
+    pub(crate) fn broken(&self, error: ChannelError) -> ConnectError {
         let address = self.channel.peer_address();
         ConnectError::Transport(match error {
             ChannelError::ClosedByPeer { reason } => transport_core::ConnectError::Refused { address, reason },
@@ -240,7 +252,18 @@ impl Talk<'_> {
         })
     }
 
-    fn protocol(&self, error: WireError) -> ConnectError {
+    /// The data path is gone. When the peer has closed the connection as a whole, its reason says more.
+    async fn lost(&self, path: &Path, reason: String) -> ConnectError {
+        match tokio::time::timeout(LINGER, self.channel.closed()).await {
+            Ok(error) => self.broken(error),
+            Err(_) => ConnectError::Transport(transport_core::ConnectError::Broken {
+                address: self.channel.peer_address(),
+                reason: format!("{} was lost in the handshake: {reason}", path.data.name()),
+            }),
+        }
+    }
+
+    pub(crate) fn protocol(&self, error: WireError) -> ConnectError {
         ConnectError::Protocol { address: self.channel.peer_address(), reason: error.to_string() }
     }
 }

@@ -18,7 +18,6 @@ use std::{
 };
 
 use kv_plan::{PageId, Rank};
-use transport_core::PeerId;
 
 use crate::{
     engine::Inner,
@@ -26,6 +25,7 @@ use crate::{
     outcome::Shared,
     request::Request,
     session::Session,
+    transports::Link,
     wire::{self, Commit, Coverage, Message},
 };
 
@@ -138,7 +138,7 @@ pub(crate) struct Entry {
 struct EntryState {
     /// Every sender has committed: the request cannot fail any more.
     complete: bool,
-    senders: HashMap<PeerId, Sender>,
+    senders: HashMap<Link, Sender>,
     failing: Option<ReceiveError>,
 }
 
@@ -164,8 +164,8 @@ impl Entry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn quiet(&self, peer: PeerId) {
-        if let Some(sender) = self.lock().senders.get_mut(&peer)
+    fn quiet(&self, link: Link) {
+        if let Some(sender) = self.lock().senders.get_mut(&link)
             && sender.state == SenderState::Writing
         {
             sender.state = SenderState::Quiet;
@@ -177,7 +177,7 @@ impl Entry {
 /// A word about a request that is not expected yet, and when it came.
 struct EarlyWord {
     request: Request,
-    peer: PeerId,
+    link: Link,
     came: Instant,
     word: Early,
 }
@@ -227,13 +227,13 @@ impl IncomingTable {
     ) -> Result<Incoming, ExpectError> {
         let page_keys = || pages.iter().map(|page| u64::from(page.0.unsigned_abs()));
         let page_count = pages.len() as u64;
-        let senders: HashMap<PeerId, Sender> = senders
+        let senders: HashMap<Link, Sender> = senders
             .into_iter()
             .map(|session| {
                 let tables = session.pairing.tables();
                 let coverage = Coverage::product(session.table_keys(0..tables.len()), page_keys());
                 let bytes = session.pairing.page_bytes().saturating_mul(page_count);
-                (session.peer, Sender { session, bytes, coverage, state: SenderState::Writing })
+                (session.link(), Sender { session, bytes, coverage, state: SenderState::Writing })
             })
             .collect();
         let entry = Arc::new(Entry {
@@ -244,7 +244,7 @@ impl IncomingTable {
             state: Mutex::new(EntryState { complete: false, senders, failing: None }),
             changed: tokio::sync::Notify::new(),
         });
-        let early: Vec<(PeerId, Early)> = {
+        let early: Vec<(Link, Early)> = {
             let mut state = self.lock();
             if state.closed {
                 return Err(ExpectError::Closed);
@@ -267,13 +267,13 @@ impl IncomingTable {
             let timeout = inner.config.request_timeout;
             mine.into_iter()
                 .filter(|early| early.came.elapsed() < timeout)
-                .map(|early| (early.peer, early.word))
+                .map(|early| (early.link, early.word))
                 .collect()
         };
-        for (peer, word) in early {
+        for (link, word) in early {
             match word {
-                Early::Commit(commit) => self.committed(inner, peer, commit),
-                Early::Failed(reason) => self.failed_by_sender(inner, peer, request, reason),
+                Early::Commit(commit) => self.committed(inner, link, commit),
+                Early::Failed(reason) => self.failed_by_sender(inner, link, request, reason),
             }
         }
         // With no sender that has anything to send, the request is complete as it is.
@@ -293,7 +293,7 @@ impl IncomingTable {
         // A sender that was lost before the request was in the table: whoever lost it did not find the request.
         let sessions: Vec<Arc<Session>> =
             entry.lock().senders.values().map(|sender| Arc::clone(&sender.session)).collect();
-        for session in sessions.into_iter().filter(|session| !inner.is_connected(session.peer)) {
+        for session in sessions.into_iter().filter(|session| !inner.is_connected(session.link())) {
             let inner = Arc::clone(inner);
             inner.clone().spawn(async move { inner.lose(&session, "the connection ended").await });
         }
@@ -301,12 +301,12 @@ impl IncomingTable {
     }
 
     /// A sender's part is complete.
-    pub(crate) fn committed(&self, inner: &Arc<Inner>, peer: PeerId, commit: Commit) {
+    pub(crate) fn committed(&self, inner: &Arc<Inner>, link: Link, commit: Commit) {
         let request = commit.request;
-        let Some(entry) = self.find(request, peer, || Early::Commit(commit)) else { return };
+        let Some(entry) = self.find(request, link, || Early::Commit(commit)) else { return };
         let wrong = {
             let mut state = entry.lock();
-            let Some(sender) = state.senders.get_mut(&peer).filter(|s| s.state == SenderState::Writing) else {
+            let Some(sender) = state.senders.get_mut(&link).filter(|s| s.state == SenderState::Writing) else {
                 self.ignored.fetch_add(1, Ordering::Relaxed);
                 return;
             };
@@ -327,12 +327,12 @@ impl IncomingTable {
     }
 
     /// A sender said that it failed; it is quiet.
-    pub(crate) fn failed_by_sender(&self, inner: &Arc<Inner>, peer: PeerId, request: Request, reason: String) {
-        let Some(entry) = self.find(request, peer, || Early::Failed(reason.clone())) else { return };
-        let rank = entry.lock().senders.get(&peer).map(|sender| sender.session.rank());
+    pub(crate) fn failed_by_sender(&self, inner: &Arc<Inner>, link: Link, request: Request, reason: String) {
+        let Some(entry) = self.find(request, link, || Early::Failed(reason.clone())) else { return };
+        let rank = entry.lock().senders.get(&link).map(|sender| sender.session.rank());
         match rank {
             Some(rank) => {
-                entry.quiet(peer);
+                entry.quiet(link);
                 self.fail(inner, &entry, ReceiveError::SenderFailed { request, rank, reason });
             }
             None => drop(self.ignored.fetch_add(1, Ordering::Relaxed)),
@@ -340,20 +340,20 @@ impl IncomingTable {
     }
 
     /// A sender confirmed that it has drained an aborted request.
-    pub(crate) fn drained(&self, peer: PeerId, request: Request) {
+    pub(crate) fn drained(&self, link: Link, request: Request) {
         if let Some(entry) = self.lock().active.get(&request).cloned() {
-            entry.quiet(peer);
+            entry.quiet(link);
         }
     }
 
     /// The connection to a sender is gone, and no byte of it lands any more.
-    pub(crate) fn sender_lost(&self, inner: &Arc<Inner>, peer: PeerId, reason: &str) {
+    pub(crate) fn sender_lost(&self, inner: &Arc<Inner>, link: Link, reason: &str) {
         let entries: Vec<_> = {
             let mut state = self.lock();
             if state.closed {
                 return;
             }
-            state.early.retain(|early| early.peer != peer);
+            state.early.retain(|early| early.link != link);
             state.active.values().cloned().collect()
         };
         for entry in entries {
@@ -361,12 +361,12 @@ impl IncomingTable {
                 let state = entry.lock();
                 state
                     .senders
-                    .get(&peer)
+                    .get(&link)
                     .filter(|sender| sender.state == SenderState::Writing)
                     .map(|sender| sender.session.rank())
             };
             if let Some(rank) = rank {
-                entry.quiet(peer);
+                entry.quiet(link);
                 let (request, reason) = (entry.request, reason.to_owned());
                 self.fail(inner, &entry, ReceiveError::SenderLost { request, rank, reason });
             }
@@ -436,7 +436,7 @@ impl IncomingTable {
     }
 
     /// The expected request, or the word is kept for when it will be expected.
-    fn find(&self, request: Request, peer: PeerId, early: impl FnOnce() -> Early) -> Option<Arc<Entry>> {
+    fn find(&self, request: Request, link: Link, early: impl FnOnce() -> Early) -> Option<Arc<Entry>> {
         let mut state = self.lock();
         if let Some(entry) = state.active.get(&request) {
             return Some(Arc::clone(entry));
@@ -446,14 +446,14 @@ impl IncomingTable {
             return None;
         }
         // A peer that says too much pushes out its own words, not those of others.
-        let mut own = state.early.iter().enumerate().filter(|(_, early)| early.peer == peer).map(|(place, _)| place);
+        let mut own = state.early.iter().enumerate().filter(|(_, early)| early.link == link).map(|(place, _)| place);
         if let Some(oldest) = own.next()
             && own.count() + 1 >= self.max_early
         {
             state.early.remove(oldest);
             self.ignored.fetch_add(1, Ordering::Relaxed);
         }
-        state.early.push_back(EarlyWord { request, peer, came: Instant::now(), word: early() });
+        state.early.push_back(EarlyWord { request, link, came: Instant::now(), word: early() });
         None
     }
 
@@ -511,7 +511,7 @@ async fn fence(inner: Arc<Inner>, entry: Arc<Entry>) {
             for session in writing {
                 tracing::warn!(request = %entry.request, rank = %session.rank(), "a sender did not drain in time; cutting it off");
                 inner.lose(&session, "it did not drain an aborted request in time").await;
-                entry.quiet(session.peer);
+                entry.quiet(session.link());
             }
         }
     }

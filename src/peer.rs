@@ -12,6 +12,7 @@ use crate::{
     push::{Push, PushParts},
     request::Request,
     session::Session,
+    transports::PassedOver,
 };
 
 /// A connected peer. It names this connection: a peer that was lost and came back has another handle.
@@ -61,14 +62,19 @@ impl Peer {
         self.session.hello.incarnation
     }
 
-    /// Which transport carries the pages.
+    /// Which transport carries the pages. It was chosen when the two met, and stays for the connection's life.
     pub fn transport(&self) -> &'static str {
-        self.inner.transport.name()
+        self.session.path.data.name()
+    }
+
+    /// The transports that do not, though one of the two sides would have preferred them or could not get them, and why.
+    pub fn passed_over(&self) -> &[PassedOver] {
+        &self.session.passed_over
     }
 
     /// Whether the connection still is.
     pub fn is_connected(&self) -> bool {
-        self.inner.is_connected(self.session.peer)
+        self.inner.is_connected(self.session.link())
     }
 
     /// Sends this rank's part of a request, and commits it. `src_pages` (here) and `dst_pages` (there) are the same tokens in
@@ -117,7 +123,7 @@ impl Peer {
     /// # Cancel safety
     /// Safe.
     pub async fn room(&self) -> Result<(), SubmitError> {
-        self.inner.transport.room(self.session.peer).await
+        self.session.path.data.transport.room(self.session.path.peer).await
     }
 
     /// Ends the connection. Once it has returned, no byte of the peer lands here any more.
@@ -136,6 +142,7 @@ impl fmt::Debug for Peer {
             .field("deployment", &self.deployment())
             .field("rank", &self.rank())
             .field("address", &self.address())
+            .field("transport", &self.transport())
             .finish_non_exhaustive()
     }
 }

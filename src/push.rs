@@ -36,6 +36,8 @@ pub struct Pushed {
     pub bytes: u64,
     /// Slices that they were written in.
     pub slices: u64,
+    /// The transport that carried them.
+    pub transport: &'static str,
     /// From the first part to the commit's acknowledgement.
     pub elapsed: Duration,
 }
@@ -235,13 +237,13 @@ impl PushParts {
             options = options.with_notification(&encoded).with_after(&after);
         }
         let transfer =
-            state.inner.transport.batch_write(session.peer, groups.as_slice().into(), &options).map_err(|cause| {
-                match cause {
+            session.path.data.transport.batch_write(session.path.peer, groups.as_slice().into(), &options).map_err(
+                |cause| match cause {
                     SubmitError::NotConnected { .. } => PushError::NotConnected { request, rank: session.rank() },
                     SubmitError::Closed => PushError::Closed,
                     cause => PushError::Submit { request, cause },
-                }
-            })?;
+                },
+            )?;
         parts.transfers.push(transfer);
         parts.bytes += bytes;
         parts.slices += slices;
@@ -399,6 +401,7 @@ impl PushState {
                 request: self.request,
                 bytes: parts.bytes,
                 slices: parts.slices,
+                transport: self.session.path.data.name(),
                 elapsed: self.started.elapsed(),
             })
         } else if let Some(error) = parts.failed.clone().or_else(|| parts.ending.clone()) {

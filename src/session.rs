@@ -7,19 +7,23 @@ use std::{
 };
 
 use kv_plan::{BufferKey, Pairing, Part, Rank, Role as BufferRole};
-use transport_core::{ChannelError, ControlChannel, PeerId, RegionId, TablePair, Topic};
+use transport_core::{ChannelError, ControlChannel, RegionId, TablePair, Topic};
 
 use crate::{
     engine::Inner,
     error::PushError,
     push::PushState,
     request::Request,
+    transports::{Link, PassedOver, Path},
     wire::{self, Hello, Message, Metadata},
 };
 
 /// A connected peer.
 pub(crate) struct Session {
-    pub(crate) peer: PeerId,
+    /// What carries the pages.
+    pub(crate) path: Path,
+    /// What does not, and why.
+    pub(crate) passed_over: Vec<PassedOver>,
     pub(crate) channel: Arc<dyn ControlChannel>,
     pub(crate) hello: Hello,
     pub(crate) metadata: Metadata,
@@ -35,6 +39,11 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// The session's name in the engine's tables.
+    pub(crate) fn link(&self) -> Link {
+        self.path.link()
+    }
+
     pub(crate) fn rank(&self) -> Rank {
         self.metadata.layout.rank()
     }
@@ -201,9 +210,9 @@ pub(crate) async fn listen(inner: &Arc<Inner>, session: &Arc<Session>) -> String
         };
         match wire::decode(&bytes) {
             Ok(Message::Failed { request, reason }) => {
-                inner.incoming.failed_by_sender(inner, session.peer, request, wire::reason(&reason))
+                inner.incoming.failed_by_sender(inner, session.link(), request, wire::reason(&reason))
             }
-            Ok(Message::Drained { request }) => inner.incoming.drained(session.peer, request),
+            Ok(Message::Drained { request }) => inner.incoming.drained(session.link(), request),
             Ok(Message::Abort { request, reason }) => {
                 if session.pushes.abort(request, &wire::reason(&reason))
                     && let Err(error) = session.send(&Message::Drained { request }).await

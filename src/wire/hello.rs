@@ -15,7 +15,7 @@ pub(crate) struct Hello {
 
 impl Hello {
     /// A different one ends the handshake: the meaning of messages changed.
-    pub(crate) const MAJOR: u16 = 1;
+    pub(crate) const MAJOR: u16 = 2;
 
     /// A newer one has added fields or messages that older engines can skip.
     pub(crate) const MINOR: u16 = 0;

@@ -29,11 +29,14 @@ pub(crate) struct Metadata {
     pub(crate) layout: CacheLayout,
     /// Names of the transports that it has, best first.
     pub(crate) transports: Vec<String>,
+    /// Names of those that it wants and could not get, with the reasons.
+    pub(crate) unavailable: Vec<(String, String)>,
 }
 
 impl Metadata {
-    const MAX_NAME: usize = 128;
-    const MAX_TRANSPORTS: usize = 16;
+    pub(crate) const MAX_NAME: usize = 128;
+    /// Of both lists together.
+    pub(crate) const MAX_TRANSPORTS: usize = 16;
 
     /// Checks everything that the type does not.
     pub(crate) fn check(&self) -> Result<(), WireError> {
@@ -44,9 +47,21 @@ impl Metadata {
                 Self::MAX_NAME
             )));
         }
-        let long = self.transports.iter().any(|name| name.len() > Self::MAX_NAME);
-        if self.transports.len() > Self::MAX_TRANSPORTS || long {
-            return Err(WireError::new("the peer's list of transports is too long"));
+        let count = self.transports.len().saturating_add(self.unavailable.len());
+        let names = self.transports.iter().chain(self.unavailable.iter().map(|(name, _)| name));
+        let longest = names.map(String::len).max().unwrap_or_default();
+        if count > Self::MAX_TRANSPORTS || longest > Self::MAX_NAME {
+            return Err(WireError::new(format!(
+                "the peer names {count} transports (at most {}), the longest name has {longest} bytes (at most {})",
+                Self::MAX_TRANSPORTS,
+                Self::MAX_NAME
+            )));
+        }
+        if let Some((name, reason)) = self.unavailable.iter().find(|(_, reason)| reason.len() > MAX_CUT_REASON) {
+            return Err(WireError::new(format!(
+                "the peer's reason why it has no {name:?} has {} bytes, more than {MAX_CUT_REASON}",
+                reason.len()
+            )));
         }
         self.layout.validate().map_err(|error| WireError::new(format!("the peer's cache layout is invalid: {error}")))
     }
@@ -76,10 +91,25 @@ pub(crate) enum Message {
     Abort { request: Request, reason: String },
     /// The answer: nothing of the request is in flight, and nothing of it will be sent any more.
     Drained { request: Request },
+    /// How connecting a transport went at the sender, in the handshake's attempt of this number.
+    Tried { number: u8, tried: Tried },
+}
+
+/// How one side's part of an attempt at a transport went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Tried {
+    Connected,
+    /// It failed, with the reason.
+    Failed(String),
+    /// It was given up because the other side had said that it had failed.
+    GivenUp,
 }
 
 /// Longest reason that is sent or kept, in bytes.
 const MAX_REASON: usize = 512;
+
+/// The same with the mark of the cut.
+const MAX_CUT_REASON: usize = MAX_REASON + "…".len();
 
 /// A reason, cut to a length that always fits a message and that a peer cannot make us keep more than.
 pub(crate) fn reason(text: &str) -> String {
@@ -120,6 +150,7 @@ mod tests {
             Message::Grants(vec![Grant { region: 3, grant: vec![1; 16] }]),
             Message::Ready(vec![Request::new(1, 2)]),
             Message::Failed { request: Request::new(u64::MAX, 7), reason: "why".into() },
+            Message::Tried { number: 15, tried: Tried::Failed("no route".into()) },
         ] {
             assert_eq!(decode::<Message>(&encode(&message).unwrap()).unwrap(), message);
         }
@@ -129,7 +160,28 @@ mod tests {
     fn reasons_are_cut_between_characters() {
         assert_eq!(reason("short"), "short");
         let long = reason(&"é".repeat(10_000));
-        assert!(long.len() <= MAX_REASON + 3 && long.ends_with("é…"), "{}", long.len());
+        assert!(long.len() <= MAX_CUT_REASON && long.ends_with("é…"), "{}", long.len());
+    }
+
+    #[test]
+    fn lists_of_transports_are_bounded() {
+        let model =
+            r#"{"model_type": "deepseek_v3", "num_hidden_layers": 1, "kv_lora_rank": 48, "qk_rope_head_dim": 16}"#;
+        let model = kv_plan::ModelShape::from_config_json(model).unwrap();
+        let side: kv_plan::Side = "pages=1".parse().unwrap();
+        let layout = side.layouts(&model, 16, kv_plan::Dtype::Bf16).unwrap().remove(0);
+        let names = |count| (0..count).map(|at: usize| at.to_string()).collect::<Vec<_>>();
+        let check = |transports: Vec<String>, unavailable: Vec<(String, String)>| {
+            let (role, deployment, layout) = (Role::Decode, String::new(), layout.clone());
+            Metadata { role, deployment, layout, transports, unavailable }.check().map_err(|error| error.to_string())
+        };
+        let why = |len| vec![("rdma".to_owned(), "n".repeat(len))];
+        assert_eq!(check(names(15), why(MAX_CUT_REASON)), Ok(()));
+        assert_eq!(check(vec![], vec![("rdma".into(), reason(&"é".repeat(1000)))]), Ok(()));
+        assert!(check(names(16), why(1)).unwrap_err().contains("names 17 transports (at most 16)"));
+        assert!(check(vec!["n".repeat(129)], vec![]).unwrap_err().contains("has 129 bytes (at most 128)"));
+        assert!(check(vec![], vec![("n".repeat(129), String::new())]).unwrap_err().contains("has 129 bytes"));
+        assert!(check(vec![], why(MAX_CUT_REASON + 1)).unwrap_err().contains("has 516 bytes, more than 515"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod message;
 pub(crate) use self::{
     commit::{Commit, Coverage},
     hello::Hello,
-    message::{Grant, Message, Metadata, WireError, decode, encode, reason},
+    message::{Grant, Message, Metadata, Tried, WireError, decode, encode, reason},
 };
 
 /// Longest message that an engine sends or takes, in bytes.

@@ -2,10 +2,12 @@
 #![allow(dead_code, reason = "each test file uses a part of this")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
+pub(crate) mod named;
+
 use std::time::Duration;
 
 use kvferry::{
-    Engine, EngineConfig, Role,
+    Engine, EngineBuilder, EngineConfig, Role,
     kv_plan::{CacheLayout, Dtype, ModelShape, PageId, Side},
     transport_core::Memory,
     transport_quic::{Authentication, Identity, QuicConfig, TrustedKeys},
@@ -62,13 +64,21 @@ impl Keys {
     }
 
     pub(crate) fn node_with(&self, role: Role, layout: CacheLayout, identity: Identity, config: EngineConfig) -> Node {
+        self.node_of(role, layout, identity, |builder| builder.config(config))
+    }
+
+    /// An engine whose builder gets what else it needs.
+    pub(crate) fn node_of(
+        &self,
+        role: Role,
+        layout: CacheLayout,
+        identity: Identity,
+        more: impl FnOnce(EngineBuilder) -> EngineBuilder,
+    ) -> Node {
         let memories = memories(&layout);
-        let engine = Engine::builder(role, Authentication::raw_keys(identity, self.trusted.clone()))
-            .config(config)
-            .cache(layout.clone(), memories.clone())
-            .build()
-            .unwrap();
-        Node { engine, memories, layout }
+        let builder = Engine::builder(role, Authentication::raw_keys(identity, self.trusted.clone()))
+            .cache(layout.clone(), memories.clone());
+        Node { engine: more(builder).build().unwrap(), memories, layout }
     }
 }
 
