@@ -13,6 +13,8 @@ mod config;
 mod error;
 mod host;
 mod message;
+#[cfg(feature = "verbs")]
+pub mod native;
 mod peer;
 mod rail;
 mod region;
