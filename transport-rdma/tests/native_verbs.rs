@@ -455,11 +455,14 @@ fn a_wrong_key_fails_the_pair_and_flushes_the_rest() {
     assert_eq!(bytes(&into, 0, 100), [0; 100]);
 }
 
+/// Makes a region, or none, and a write that it must refuse.
+type SetUp<'a> = dyn Fn(&End, &Memory) -> (Option<Box<dyn MemoryRegion>>, Operation) + 'a;
+
 #[test]
 #[ignore = "needs an RDMA device: tests/softroce/run.sh"]
 fn regions_refuse_what_they_do_not_allow() {
     let _alone = alone();
-    let verdict = |set_up: &dyn Fn(&End, &Memory) -> (Option<Box<dyn MemoryRegion>>, Operation)| {
+    let verdict = |set_up: &SetUp<'_>| {
         let (_verbs, a, b) = pair();
         let (from, into) = (Memory::host(4096).unwrap(), Memory::host(8192).unwrap());
         from.fill(0, 4096, 1).unwrap();
