@@ -309,7 +309,9 @@ fn sends_fill_receives_in_order() {
     a.pair.post_send(&[send(0, 17)]).unwrap();
     let (here, there) = (a.completion(), b.completion());
     println!("a send that is too long: sender {:?}, receiver {:?}", here.status, there.status);
-    assert_eq!((here.status, there.status), (Status::RemoteInvalidRequest, Status::LocalLength));
+    // Soft-RoCE has other words for it than the specification.
+    assert!(matches!(here.status, Status::RemoteInvalidRequest | Status::RemoteOperation));
+    assert!(matches!(there.status, Status::LocalLength | Status::LocalOperation));
 }
 
 #[test]
@@ -453,11 +455,14 @@ fn a_wrong_key_fails_the_pair_and_flushes_the_rest() {
     assert_eq!(bytes(&into, 0, 100), [0; 100]);
 }
 
+/// Makes a region, or none, and a write that it must refuse.
+type SetUp<'a> = dyn Fn(&End, &Memory) -> (Option<Box<dyn MemoryRegion>>, Operation) + 'a;
+
 #[test]
 #[ignore = "needs an RDMA device: tests/softroce/run.sh"]
 fn regions_refuse_what_they_do_not_allow() {
     let _alone = alone();
-    let verdict = |set_up: &dyn Fn(&End, &Memory) -> (Option<Box<dyn MemoryRegion>>, Operation)| {
+    let verdict = |set_up: &SetUp<'_>| {
         let (_verbs, a, b) = pair();
         let (from, into) = (Memory::host(4096).unwrap(), Memory::host(8192).unwrap());
         from.fill(0, 4096, 1).unwrap();
@@ -495,7 +500,11 @@ fn regions_refuse_what_they_do_not_allow() {
     let target = b.region(&into);
     let local = LocalSegment { address: 4096, len: 8, key: 1 };
     a.pair.post_send(&[request(1, write_to(&into, &*target, 0), local)]).unwrap();
-    assert_eq!(a.completion().status, Status::LocalProtection, "a local key that is none");
+    // Soft-RoCE does not tell what was wrong on this side.
+    let status = a.completion().status;
+    println!("a local key that is none: {status:?}");
+    assert!(matches!(status, Status::LocalProtection | Status::Flushed), "{status:?}");
+    assert_eq!(a.pair.state().unwrap(), QueuePairState::Error);
 }
 
 #[test]
@@ -580,18 +589,41 @@ fn a_wake_ends_a_wait_beside_open_devices() {
 #[test]
 #[ignore = "needs an RDMA device: tests/softroce/run.sh"]
 fn too_much_memory_is_refused_with_the_limit() {
+    const LIMIT: u64 = 1 << 20;
     let _alone = alone();
-    let (_verbs, a, _b) = pair();
-    // More than any machine has; where the kernel does not even give the addresses, a little less.
-    let memory = (34..=42).rev().find_map(|bits| Memory::host(1 << bits).ok()).expect("address space");
-    let len = memory.len();
-    let began = Instant::now();
-    let error = a.domain.register(&memory, 0, len, true).unwrap_err();
-    println!("{error} (after {:?})", began.elapsed());
+    if env::var_os("KVFERRY_TEST_LIMITED").is_none() {
+        // In a process of its own, where the limit counts: without the privilege to pass it.
+        let limit = format!("--memlock={LIMIT}:{LIMIT}");
+        let mut command = Command::new("setpriv");
+        if rustix::process::geteuid().is_root() {
+            command.arg("--bounding-set=-ipc_lock");
+        }
+        let status = command
+            .args(["prlimit", &limit])
+            .arg(env::current_exe().unwrap())
+            .args(["--exact", "too_much_memory_is_refused_with_the_limit", "--ignored", "--nocapture"])
+            .env("KVFERRY_TEST_LIMITED", "1")
+            .stdin(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let verbs = NativeVerbs::open().unwrap();
+    let device = verbs.open(&names()[0]).unwrap();
+    let domain = device.allocate_domain().unwrap();
+    let memory = Memory::host(4 << 20).unwrap();
+    let error = domain.register(&memory, 4096, 2 << 20, true).unwrap_err();
+    println!("{error}");
     assert_eq!(error.code, Errno::NOMEM.raw_os_error());
     let text = error.to_string();
-    assert!(text.contains(&len.to_string()) && text.contains("register less"), "{text}");
+    for part in [(2 << 20).to_string(), LIMIT.to_string(), "ulimit -l".to_owned(), "register less".to_owned()] {
+        assert!(text.contains(&part), "{part}: {text}");
+    }
     assert_eq!(memory.holders(), 1, "nothing is held");
+    let region = domain.register(&memory, 4096, LIMIT / 2, true).unwrap();
+    assert_eq!(memory.holders(), 2);
+    drop(region);
 }
 
 #[test]
@@ -704,20 +736,14 @@ fn a_link_that_goes_down_is_told() {
         let status = Command::new("bash").arg(&script).args([what, "rxe0"]).stdin(Stdio::null()).status().unwrap();
         assert!(status.success());
     };
-    let (verbs, a, b) = pair();
-    let event = |expected| {
-        let began = Instant::now();
-        loop {
-            match a.device.poll_async_event() {
-                Some(event) => println!("event: {event:?}"),
-                None => verbs.wait(Some(Duration::from_millis(100))),
-            }
-            if a.device.port(1).unwrap().state == expected {
-                return;
-            }
-            assert!(began.elapsed() < LONG, "{expected:?}");
+    /// Plugs the link in again for the other tests, whatever becomes of this one.
+    struct Plug<F: Fn(&str)>(F);
+    impl<F: Fn(&str)> Drop for Plug<F> {
+        fn drop(&mut self) {
+            (self.0)("up");
         }
-    };
+    }
+    let (verbs, a, b) = pair();
     let awaited = |expected: AsyncEvent| {
         let began = Instant::now();
         loop {
@@ -730,17 +756,20 @@ fn a_link_that_goes_down_is_told() {
             assert!(began.elapsed() < LONG, "{expected:?}");
         }
     };
-    link("down");
+    let plug = Plug(link);
+    (plug.0)("down");
     awaited(AsyncEvent::PortDown(1));
-    event(PortState::Down);
+    assert_eq!(a.device.port(1).unwrap().state, PortState::Down);
     let began = Instant::now();
     a.pair.post_send(&[PROBE]).unwrap();
     let status = a.completion().status;
     println!("a write without a link: {status:?} after {:?}", began.elapsed());
-    assert_eq!(status, Status::RetryExceeded);
-    link("up");
+    // Without a route Soft-RoCE fails the pair at once and flushes, where a device would send again.
+    assert!(matches!(status, Status::RetryExceeded | Status::Flushed), "{status:?}");
+    assert_eq!(a.pair.state().unwrap(), QueuePairState::Error);
+    drop(plug);
     awaited(AsyncEvent::PortActive(1));
-    event(PortState::Active);
+    assert_eq!(a.device.port(1).unwrap().state, PortState::Active);
     drop((a, b));
     let (_verbs, a, _b) = pair();
     a.pair.post_send(&[PROBE]).unwrap();
