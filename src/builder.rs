@@ -70,9 +70,7 @@ impl EngineBuilder {
     pub fn rdma(self, config: transport_rdma::RdmaConfig) -> Self {
         use transport_rdma::{OpenError, RdmaTransport, native::NativeVerbs};
 
-        let opened = NativeVerbs::open()
-            .map_err(OpenError::from)
-            .and_then(|verbs| RdmaTransport::open(verbs, config));
+        let opened = NativeVerbs::open().map_err(OpenError::from).and_then(|verbs| RdmaTransport::open(verbs, config));
         match opened {
             Ok(transport) => self.transport(Arc::new(transport)),
             Err(error) => {

@@ -16,7 +16,9 @@ fn node(keys: &Keys, role: Role, host: &Arc<SimHost>) -> Node {
     let settings = RdmaConfig::default().with_loss_bound(Duration::from_secs(1));
     let rdma = RdmaTransport::open(Arc::<SimHost>::clone(host), settings).unwrap();
     let node = keys.node_of(role, layout("pages=8", 0), keys.identity(), |builder| {
-        builder.config(config().with_transport_timeout(Duration::from_secs(5))).transport(Arc::new(rdma) as Arc<dyn Transport>)
+        builder
+            .config(config().with_transport_timeout(Duration::from_secs(5)))
+            .transport(Arc::new(rdma) as Arc<dyn Transport>)
     });
     if role == Role::Prefill {
         node.fill();
@@ -44,8 +46,7 @@ async fn push(decode: &Node, peer: &Peer, request: u64) {
 #[tokio::test]
 async fn pages_go_over_rdma_where_both_sides_have_it() {
     let (keys, network) = (Keys::new(), SimNetwork::new());
-    let (prefill, decode) =
-        (node(&keys, Role::Prefill, &network.host()), node(&keys, Role::Decode, &network.host()));
+    let (prefill, decode) = (node(&keys, Role::Prefill, &network.host()), node(&keys, Role::Decode, &network.host()));
     let (there, here) = meet(&prefill, &decode).await;
     assert_eq!((there.transport(), here.transport()), ("rdma", "rdma"));
     for request in 0..20 {

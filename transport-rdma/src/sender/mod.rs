@@ -274,6 +274,15 @@ impl Sender {
         self.post_empty(lane, post)
     }
 
+    /// Posts an empty write on each open lane of which nothing is posted.
+    pub(crate) fn try_idle_lanes(&mut self, post: &mut impl Post) {
+        for number in 0..self.lanes.len() {
+            if self.lanes.get(number).is_some_and(|lane| lane.has_room() && lane.posted.is_empty()) {
+                self.post_empty(number, post);
+            }
+        }
+    }
+
     /// Takes the completion of a work request; those before it on its lane have ended too.
     pub(crate) fn completed(&mut self, number: usize, id: u64, status: Status) -> LaneEvent {
         let Some(count) = self.lanes.get(number).and_then(|lane| lane.ended_by(id)) else { return LaneEvent::None };

@@ -180,6 +180,8 @@ impl Session {
         } else {
             self.stop_lane(number, reason, now);
         }
+        // What failed may be the path and not the queue pair: an idle lane would not notice.
+        self.peer.outbound().try_idle_lanes();
         self.check_resolved();
         self.attention.raise();
     }
