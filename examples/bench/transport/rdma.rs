@@ -1,0 +1,58 @@
+//! RDMA between two devices of this machine.
+
+use std::sync::Arc;
+
+use transport_core::Transport;
+use transport_rdma::{
+    Rail, Rails, RdmaConfig, RdmaTransport,
+    choice::{Choice, choose},
+    native::NativeVerbs,
+    verbs::Verbs,
+};
+
+use super::Side;
+use crate::{Result, lane::PerftestLane};
+
+/// Names the devices, separated by a comma: the sender's and the receiver's.
+const DEVICES: &str = "KVFERRY_RDMA_DEVICES";
+
+/// An open transport.
+pub(crate) struct Rdma {
+    transport: Arc<RdmaTransport>,
+    verbs: Arc<dyn Verbs>,
+}
+
+impl Rdma {
+    pub(super) fn open(side: Side) -> Result<Self> {
+        let verbs: Arc<dyn Verbs> = NativeVerbs::open()?;
+        let config = RdmaConfig::default().with_rails(rails(side));
+        let transport = Arc::new(RdmaTransport::open(Arc::clone(&verbs), config)?);
+        Ok(Self { transport, verbs })
+    }
+
+    pub(super) fn transport(&self) -> Arc<dyn Transport> {
+        Arc::<RdmaTransport>::clone(&self.transport)
+    }
+
+    pub(super) fn describe(&self) -> String {
+        self.transport.rails().iter().map(Choice::describe).collect::<Vec<_>>().join("; ")
+    }
+
+    /// perftest between the sender's device, which is this one, and the receiver's.
+    pub(super) fn perftest(&self) -> Result<PerftestLane> {
+        let first = |choices: Vec<Choice>| choices.into_iter().next().ok_or("there is no rail");
+        let there = choose(&*self.verbs, &rails(Side::Receiver))?;
+        Ok(PerftestLane::new(first(self.transport.rails())?, first(there)?))
+    }
+}
+
+fn rails(side: Side) -> Rails {
+    let Ok(names) = std::env::var(DEVICES) else { return RdmaConfig::default().rails };
+    let names: Vec<&str> = names.split(',').collect();
+    let place = match side {
+        Side::Sender => 0,
+        Side::Receiver => 1,
+    };
+    let name = names.get(place).or_else(|| names.first()).copied().unwrap_or_default();
+    Rails::Manual(vec![Rail::new(name)])
+}
