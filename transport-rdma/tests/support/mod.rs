@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod link;
+
 use std::{sync::Arc, time::Duration};
 
 use transport_core::{
