@@ -92,6 +92,12 @@ impl Outbound {
         let Self { sender, queue_pairs } = self;
         sender.probe(lane, &mut |lane: usize, chain: &[SendRequest]| post(queue_pairs, lane, chain))
     }
+
+    /// Tries the paths of open lanes that nothing is posted on.
+    pub(crate) fn try_idle_lanes(&mut self) {
+        let Self { sender, queue_pairs } = self;
+        sender.try_idle_lanes(&mut |lane: usize, chain: &[SendRequest]| post(queue_pairs, lane, chain));
+    }
 }
 
 fn post(queue_pairs: &[Option<Box<dyn QueuePair>>], lane: usize, chain: &[SendRequest]) -> Result<(), PostError> {

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use crate::{
@@ -21,6 +21,8 @@ pub(crate) struct Rail {
     pub(crate) domain: Arc<dyn ProtectionDomain>,
     pub(crate) completions: Arc<dyn CompletionQueue>,
     pub(crate) credits: Arc<CompletionCredits>,
+    /// The device is gone, or its completion queue failed: it is of no use until the transport is opened again.
+    lost: AtomicBool,
 }
 
 impl Rail {
@@ -31,7 +33,17 @@ impl Rail {
         let depth = config.completion_queue_depth.clamp(1, attributes.max_cqe.max(1));
         let completions = device.create_completion_queue(depth)?;
         let credits = CompletionCredits::new(depth);
-        Ok(Self { name: choice.device.as_str().into(), choice, attributes, device, domain, completions, credits })
+        let lost = AtomicBool::new(false);
+        Ok(Self { name: choice.device.as_str().into(), choice, attributes, device, domain, completions, credits, lost })
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Notes that it is lost; answers whether that is new.
+    pub(crate) fn lose(&self) -> bool {
+        !self.lost.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -41,7 +53,7 @@ impl Rail {
 pub(crate) struct CompletionCredits {
     free: AtomicU32,
     /// Somebody found no room since this was last asked.
-    starved: std::sync::atomic::AtomicBool,
+    starved: AtomicBool,
 }
 
 impl CompletionCredits {

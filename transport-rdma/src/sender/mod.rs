@@ -66,8 +66,13 @@ pub(crate) enum LaneEvent {
     Carried,
     /// The path works.
     Probed,
-    /// The queue pair has failed, for this reason; this is the first that is known of it.
-    Failed(Arc<str>),
+    /// The queue pair has failed; this is the first that is known of it.
+    Failed {
+        /// Why.
+        reason: Arc<str>,
+        /// Whether the peer answered, so that the path works.
+        answered: bool,
+    },
 }
 
 /// The sending half of a connection.
@@ -274,12 +279,25 @@ impl Sender {
         self.post_empty(lane, post)
     }
 
+    /// Tries the paths of open lanes on which nothing is posted; one that does not work fails.
+    pub(crate) fn try_idle_lanes(&mut self, post: &mut impl Post) {
+        for lane in 0..self.lanes.len() {
+            if self.lanes.get(lane).is_some_and(|lane| lane.has_room() && lane.posted.is_empty()) {
+                self.post_empty(lane, post);
+            }
+        }
+    }
+
     /// Takes the completion of a work request; those before it on its lane have ended too.
     pub(crate) fn completed(&mut self, number: usize, id: u64, status: Status) -> LaneEvent {
         let Some(count) = self.lanes.get(number).and_then(|lane| lane.ended_by(id)) else { return LaneEvent::None };
         let mut event = LaneEvent::None;
         if status != Status::Success {
+            let answers = count > 1 || status.is_answer();
             event = self.fail_lane(number, &status.to_string());
+            if let LaneEvent::Failed { answered, .. } = &mut event {
+                *answered = answers;
+            }
         }
         for place in (0..count).rev() {
             let Some(lane) = self.lanes.get_mut(number) else { break };
@@ -507,7 +525,7 @@ impl Sender {
         }
         let reason: Arc<str> = reason.into();
         lane.state = State::Failed(Arc::clone(&reason));
-        LaneEvent::Failed(reason)
+        LaneEvent::Failed { reason, answered: false }
     }
 
     /// Whether all that was posted on a lane has ended.

@@ -24,8 +24,10 @@ pub(super) const DRAIN: Duration = Duration::from_secs(1);
 pub(super) struct LaneControl {
     pub(super) epoch: u32,
     pub(super) step: Step,
-    /// Failures since bytes last went over it.
+    /// Failures since bytes last went over it, as far as either side knows.
     pub(super) failures: u32,
+    /// Whether bytes went over its queue pair.
+    pub(super) carried: bool,
     pub(super) reason: String,
     /// Number and first packet sequence number of the queue pair.
     pub(super) number: u32,
@@ -58,6 +60,7 @@ impl LaneControl {
             epoch: 0,
             step: Step::Idle { next: now },
             failures: 0,
+            carried: false,
             reason: String::new(),
             number: 0,
             psn: 0,

@@ -44,7 +44,6 @@ pub(crate) fn start(host: &Arc<Host>) -> Result<(), OpenError> {
         deregistrations: Deregistrations::default(),
         touched: Vec::new(),
         completions: [Completion::EMPTY; POLL],
-        dead: vec![false; host.rails.len()],
     };
     thread::Builder::new()
         .name("kvferry-rdma".into())
@@ -61,8 +60,6 @@ struct Worker {
     /// Sessions that have completions to look at.
     touched: Vec<usize>,
     completions: [Completion; POLL],
-    /// Rails whose device is gone.
-    dead: Vec<bool>,
 }
 
 impl Worker {
@@ -125,7 +122,7 @@ impl Worker {
         let mut any = false;
         for number in 0..self.host.rails.len() {
             let Some(rail) = self.host.rails.get(number) else { continue };
-            if self.dead.get(number).is_some_and(|dead| *dead) {
+            if rail.is_lost() {
                 continue;
             }
             let count = match rail.completions.poll(&mut self.completions) {
@@ -193,7 +190,7 @@ impl Worker {
             if !session.wants_attention() && !tick {
                 continue;
             }
-            session.attend(now, &mut self.routes, &self.dead);
+            session.attend(now, &mut self.routes);
             for serial in session.take_revoked() {
                 self.deregistrations.answered(serial, number);
             }
@@ -272,13 +269,8 @@ impl Worker {
 
     /// A device is of no use any more: its lanes end, and it gets no new ones.
     fn lose_rail(&mut self, number: usize, reason: &str) {
-        let Some(dead) = self.dead.get_mut(number) else { return };
-        if std::mem::replace(dead, true) {
-            return;
-        }
-        if let Some(rail) = self.host.rails.get(number) {
-            tracing::error!(device = %rail.name, reason, "a device is lost");
-        }
+        let Some(rail) = self.host.rails.get(number).filter(|rail| rail.lose()) else { return };
+        tracing::error!(device = %rail.name, reason, "a device is lost");
         self.sessions.iter_mut().flatten().for_each(|session| session.lose_rail(number, reason));
         self.host.signal.wake();
     }

@@ -8,6 +8,7 @@ use super::{Phase, Session, lane_rail};
 use crate::{
     message::{self, Body, Offer},
     peer::End,
+    rail::Rail,
     sender::LaneEvent,
     worker::{
         Routes,
@@ -18,16 +19,14 @@ use crate::{
 
 impl Session {
     /// Takes each lane on: new queue pairs where there is none, deadlines, drained ones.
-    pub(super) fn drive_lanes(&mut self, now: Instant, routes: &mut Routes, dead: &[bool]) {
+    pub(super) fn drive_lanes(&mut self, now: Instant, routes: &mut Routes) {
         self.settle_drained(now, routes);
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes.get(number) else { continue };
             let (rail, _) = lane_rail(&self.host, self.remote.as_ref(), number);
+            let lost = self.host.rails.get(rail).is_none_or(Rail::is_lost);
             match lane.step {
-                Step::Idle { .. } if dead.get(rail).is_some_and(|dead| *dead) && lane.failures == 0 => {
-                    self.lane_failed(number, "its device is gone", now);
-                }
-                Step::Idle { .. } if dead.get(rail).is_some_and(|dead| *dead) => {}
+                Step::Idle { .. } if lost => self.refuse_lane(number, now),
                 Step::Idle { next } if self.initiator && now >= next => self.offer(number, now, routes),
                 Step::Idle { .. } if !self.initiator && lane.offered.is_some() => self.answer(number, now, routes),
                 Step::Offered { deadline } if now >= deadline => {
@@ -43,6 +42,17 @@ impl Session {
         if let Some((number, error)) = broken {
             self.lane_failed(number, &error.to_string(), now);
         }
+    }
+
+    /// A lane whose device is gone: says so once, and again to each offer, so that the peer waits for nothing.
+    fn refuse_lane(&mut self, number: usize, now: Instant) {
+        let Some(lane) = self.lanes.get_mut(number) else { return };
+        let offer = lane.offered.take();
+        if offer.is_none() && lane.failures > 0 {
+            return;
+        }
+        lane.epoch = offer.map_or(lane.epoch, |offer| offer.epoch);
+        self.lane_failed(number, "its device is gone", now);
     }
 
     /// The initiator makes a queue pair and offers it.
@@ -91,6 +101,7 @@ impl Session {
             lane.number = queue_pair;
             lane.psn = random::packet_sequence_number();
             lane.receives = receive;
+            lane.carried = false;
             // From here on the queue pair is there, and has to be drained.
             lane.step = Step::Draining { deadline: Instant::now() + DRAIN };
         }
@@ -131,6 +142,7 @@ impl Session {
             LaneEvent::Carried => {
                 if let Some(lane) = self.lanes.get_mut(number) {
                     lane.failures = 0;
+                    lane.carried = true;
                 }
             }
             LaneEvent::Probed => {
@@ -140,17 +152,22 @@ impl Session {
                 }
                 self.check_resolved();
             }
-            LaneEvent::Failed(reason) => self.lane_failed(number, &reason, now),
+            LaneEvent::Failed { reason, answered } => {
+                if let Some(lane) = self.lanes.get_mut(number) {
+                    lane.carried |= answered;
+                }
+                self.lane_failed(number, &reason, now);
+            }
         }
     }
 
     /// A lane has failed: it is drained and built anew, and the peer hears of it.
     pub(super) fn lane_failed(&mut self, number: usize, reason: &str, now: Instant) {
-        let epoch = self.lanes.get(number).map_or(0, |lane| lane.epoch);
+        let (epoch, carried) = self.lanes.get(number).map_or((0, false), |lane| (lane.epoch, lane.carried));
         let was_draining = self.is_draining(number);
         self.lane_failed_quietly(number, reason, now);
         if !was_draining || self.phase == Phase::Building {
-            self.say(Body::Down { lane: number as u16, epoch, reason: message::reason(reason) });
+            self.say(Body::Down { lane: number as u16, epoch, carried, reason: message::reason(reason) });
         }
     }
 
@@ -165,7 +182,10 @@ impl Session {
         let local = self.host.rails.get(place).map(|rail| rail.choice.describe()).unwrap_or_default();
         let remote = self.remote.as_ref().and_then(|side| side.rails.get(theirs)).map(lane::describe);
         let Some(control) = self.lanes.get_mut(number) else { return };
-        control.failures += 1;
+        if std::mem::take(&mut control.carried) {
+            control.failures = 0;
+        }
+        control.failures = control.failures.saturating_add(1);
         control.reason = format!("{local} to {}: {reason}", remote.unwrap_or_default());
         let failures = control.failures;
         tracing::warn!(peer = %self.peer.id, lane = number, failures, reason = control.reason, "a lane failed");
@@ -180,6 +200,8 @@ impl Session {
         } else {
             self.stop_lane(number, reason, now);
         }
+        // A failed path may be that of the others too: those that nothing is posted on would not tell.
+        self.peer.outbound().try_idle_lanes();
         self.check_resolved();
         self.attention.raise();
     }
@@ -206,9 +228,12 @@ impl Session {
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes.get(number) else { continue };
             let Step::Draining { deadline } = lane.step else { continue };
+            let (place, _) = lane_rail(&self.host, self.remote.as_ref(), number);
+            // A lost device completes nothing any more.
+            let lost = self.host.rails.get(place).is_none_or(Rail::is_lost);
             let drained = lane.receives == 0 && self.peer.outbound().sender.is_drained(number);
-            if drained || now >= deadline {
-                if !drained {
+            if drained || lost || now >= deadline {
+                if !drained && !lost {
                     tracing::warn!(peer = %self.peer.id, lane = number, "a failed queue pair did not complete what was posted; it is destroyed");
                 }
                 self.release(number, now, routes);

@@ -162,7 +162,7 @@ impl Session {
     }
 
     /// Does what there is to do: messages, deadlines, lanes, the end.
-    pub(super) fn attend(&mut self, now: Instant, routes: &mut Routes, dead: &[bool]) {
+    pub(super) fn attend(&mut self, now: Instant, routes: &mut Routes) {
         if self.peer.ended().is_none() {
             self.read(now, routes);
         }
@@ -181,7 +181,7 @@ impl Session {
             Phase::Greeting | Phase::Building if now >= self.deadline => self.give_up(),
             Phase::Greeting => {}
             Phase::Building | Phase::Connected => {
-                self.drive_lanes(now, routes, dead);
+                self.drive_lanes(now, routes);
                 self.look_for_stuck_lanes(now);
                 self.check_paths(now);
             }
@@ -248,6 +248,7 @@ impl Session {
             return;
         };
         control.received += 1;
+        control.carried = true;
         let posted = match (again, queue_pairs.get(lane)) {
             (Some(request), Some(Some(queue_pair))) => queue_pair.post_receive(&[request]).is_ok(),
             _ => false,
@@ -256,7 +257,20 @@ impl Session {
             control.receives = control.receives.saturating_sub(1);
         }
         self.peer.credit.received.fetch_add(1, Ordering::AcqRel);
-        if self.phase == Phase::Connected { self.deliver(payload) } else { self.early.push(payload) }
+        match self.phase {
+            Phase::Greeting | Phase::Building if self.early.len() >= self.host.config.events_per_peer => {
+                self.break_off("it sends more notifications than there is room for");
+            }
+            Phase::Greeting | Phase::Building => self.early.push(payload),
+            // Also at the end: a peer that says goodbye may have heard of the delivery before this side's thread did.
+            _ if self.was_disconnected_here() => {}
+            _ => self.deliver(payload),
+        }
+    }
+
+    /// Whether the program does not want to hear of the peer any more.
+    fn was_disconnected_here(&self) -> bool {
+        matches!(self.peer.ended(), Some(End::Disconnected))
     }
 
     /// Puts a notification into the queue of events. There is room: the peer counts its credits.
