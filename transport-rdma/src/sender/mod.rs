@@ -66,6 +66,8 @@ pub(crate) enum LaneEvent {
     Carried,
     /// The path works.
     Probed,
+    /// It is known that the queue pair has failed; the peer answered on it, so that the path works.
+    Answered,
     /// The queue pair has failed; this is the first that is known of it.
     Failed {
         /// Why.
@@ -170,15 +172,22 @@ impl Sender {
 
     /// Posts what there is room for. To be called after each submission, completion and credit.
     pub(crate) fn pump(&mut self, post: &mut impl Post) {
+        let mut full = 0;
         while let Some(key) = self.ready.front().copied() {
             let Some(lane) = self.pick_lane() else { break };
             self.ready.pop_front();
             match self.post_chain(key, lane, post) {
-                Chain::Posted { more: true } => self.ready.push_back(key),
-                Chain::Posted { more: false } => self.settle(key),
+                Chain::Posted { more } => {
+                    full = 0;
+                    if more { self.ready.push_back(key) } else { self.settle(key) }
+                }
                 Chain::NoRoom => {
                     self.ready.push_front(key);
-                    break;
+                    // The next lane may be on another rail, with a completion queue of its own.
+                    full += 1;
+                    if full >= self.lanes.len() {
+                        break;
+                    }
                 }
             }
         }
@@ -252,7 +261,7 @@ impl Sender {
     /// Posts an empty write, which completes when all before it have.
     fn post_empty(&mut self, number: usize, post: &mut impl Post) -> bool {
         let Some(lane) = self.lanes.get_mut(number) else { return false };
-        if lane.take(1) == 0 {
+        if !lane.take_urgent() {
             return false;
         }
         let operation = Verb::Write { address: 0, key: 0 };
@@ -294,10 +303,11 @@ impl Sender {
         let mut event = LaneEvent::None;
         if status != Status::Success {
             let answers = count > 1 || status.is_answer();
-            event = self.fail_lane(number, &status.to_string());
-            if let LaneEvent::Failed { answered, .. } = &mut event {
-                *answered = answers;
-            }
+            event = match self.fail_lane(number, &status.to_string()) {
+                LaneEvent::Failed { reason, .. } => LaneEvent::Failed { reason, answered: answers },
+                _ if answers => LaneEvent::Answered,
+                known => known,
+            };
         }
         for place in (0..count).rev() {
             let Some(lane) = self.lanes.get_mut(number) else { break };

@@ -184,6 +184,9 @@ impl Worker {
 
     /// Goes through connections that asked for it, and at a tick through all.
     fn attend(&mut self, now: Instant, tick: bool) {
+        if tick {
+            self.host.rails.iter().for_each(|rail| rail.credits.forget_reserved());
+        }
         for number in 0..self.sessions.len() {
             let Some(place) = self.sessions.get_mut(number) else { continue };
             let Some(session) = place else { continue };

@@ -12,7 +12,7 @@ use crate::{
     sender::LaneEvent,
     worker::{
         Routes,
-        lane::{self, DRAIN, Join, Step},
+        lane::{self, DRAIN, FADE, Join, Step},
         random,
     },
 };
@@ -32,6 +32,15 @@ impl Session {
                 Step::Offered { deadline } if now >= deadline => {
                     self.lane_failed(number, "the peer does not go on with it in time", now);
                 }
+                Step::Fading { until } if now >= until => {
+                    let reason = lane.reason.clone();
+                    self.lane_failed_quietly(number, &reason, now);
+                }
+                Step::Joined { deadline } if now >= deadline => {
+                    let reason = "its queues had no room for a first write in time; raise completion_queue_depth";
+                    self.lane_failed(number, reason, now);
+                }
+                Step::Joined { .. } => self.probe(number, now),
                 Step::Probing { deadline } if now >= deadline => {
                     self.lane_failed(number, "the first write over it does not complete in time", now);
                 }
@@ -57,12 +66,12 @@ impl Session {
 
     /// The initiator makes a queue pair and offers it.
     fn offer(&mut self, number: usize, now: Instant, routes: &mut Routes) {
-        let Some(lane) = self.lanes.get_mut(number) else { return };
-        lane.epoch += 1;
         match self.create(number, routes) {
-            Ok(()) => {
+            Ok(false) => {}
+            Ok(true) => {
                 let deadline = now + self.host.config.loss_bound;
                 let Some(lane) = self.lanes.get_mut(number) else { return };
+                lane.epoch += 1;
                 lane.step = Step::Offered { deadline };
                 let offer = lane.offer(number);
                 self.say(Body::Offer(offer));
@@ -79,8 +88,16 @@ impl Session {
         if !self.reconcile(number, offer) {
             return;
         }
-        match self.create(number, routes).and_then(|()| self.join(number, offer)) {
-            Ok(()) => {
+        match self
+            .create(number, routes)
+            .and_then(|made| if made { self.join(number, offer).map(Some) } else { Ok(None) })
+        {
+            Ok(None) => {
+                if let Some(lane) = self.lanes.get_mut(number) {
+                    lane.offered = Some(offer);
+                }
+            }
+            Ok(Some(())) => {
                 let deadline = now + self.host.config.loss_bound;
                 let Some(lane) = self.lanes.get_mut(number) else { return };
                 lane.step = Step::Offered { deadline };
@@ -91,11 +108,16 @@ impl Session {
         }
     }
 
-    fn create(&mut self, number: usize, routes: &mut Routes) -> Result<(), String> {
+    /// Makes a queue pair; answers whether there was room for it.
+    fn create(&mut self, number: usize, routes: &mut Routes) -> Result<bool, String> {
         let (send, receive) = self.depths();
         let (place, _) = lane_rail(&self.host, self.remote.as_ref(), number);
         let rail = self.host.rails.get(place).ok_or("there is no such rail")?;
-        let queue_pair = lane::create(rail, &mut self.peer.outbound(), number, send, receive)?;
+        let made = lane::create(rail, &mut self.peer.outbound(), number, send, receive);
+        if let Some(lane) = self.lanes.get_mut(number) {
+            lane.waits = made == Ok(None);
+        }
+        let Some(queue_pair) = made? else { return Ok(false) };
         routes.insert((place, queue_pair), (self.number, number));
         if let Some(lane) = self.lanes.get_mut(number) {
             lane.number = queue_pair;
@@ -105,7 +127,7 @@ impl Session {
             // From here on the queue pair is there, and has to be drained.
             lane.step = Step::Draining { deadline: Instant::now() + DRAIN };
         }
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn join(&mut self, number: usize, offer: Offer) -> Result<(), String> {
@@ -128,11 +150,12 @@ impl Session {
     pub(super) fn probe(&mut self, number: usize, now: Instant) {
         let posted = self.peer.outbound().probe(number);
         let Some(lane) = self.lanes.get_mut(number) else { return };
-        if posted {
-            lane.step = Step::Probing { deadline: now + self.host.config.loss_bound };
-        } else {
-            self.lane_failed(number, "its completion queue has no room; raise completion_queue_depth", now);
-        }
+        lane.waits = !posted;
+        lane.step = match lane.step {
+            _ if posted => Step::Probing { deadline: now + self.host.config.loss_bound },
+            step @ Step::Joined { .. } => step,
+            _ => Step::Joined { deadline: now + self.host.config.loss_bound },
+        };
     }
 
     /// What completions have said of a lane.
@@ -152,6 +175,7 @@ impl Session {
                 }
                 self.check_resolved();
             }
+            LaneEvent::Answered => self.lane_answered(number, now),
             LaneEvent::Failed { reason, answered } => {
                 if let Some(lane) = self.lanes.get_mut(number) {
                     lane.carried |= answered;
@@ -159,6 +183,32 @@ impl Session {
                 self.lane_failed(number, &reason, now);
             }
         }
+    }
+
+    /// The peer's answer on a lane that was given up before: not the path has failed.
+    fn lane_answered(&mut self, number: usize, now: Instant) {
+        let Some(lane) = self.lanes.get_mut(number) else { return };
+        lane.carried = true;
+        if let Step::Fading { .. } = lane.step {
+            let reason = lane.reason.clone();
+            return self.lane_failed(number, &reason, now);
+        }
+        lane.failures = lane.failures.min(1);
+        let (epoch, reason) = (lane.epoch, message::reason(&lane.reason));
+        self.say(Body::Down { lane: number as u16, epoch, carried: true, reason });
+    }
+
+    /// The peer has given a lane up. What is posted may have been answered already.
+    pub(super) fn fade(&mut self, number: usize, reason: &str, now: Instant) {
+        if self.peer.outbound().sender.is_drained(number) {
+            return self.lane_failed_quietly(number, reason, now);
+        }
+        self.peer.outbound().sender.fail_lane(number, reason);
+        let Some(lane) = self.lanes.get_mut(number) else { return };
+        lane.step = Step::Fading { until: now + FADE };
+        lane.reason = reason.into();
+        // So that the thread looks again in time.
+        lane.waits = true;
     }
 
     /// A lane has failed: it is drained and built anew, and the peer hears of it.
@@ -186,6 +236,7 @@ impl Session {
             control.failures = 0;
         }
         control.failures = control.failures.saturating_add(1);
+        control.waits = false;
         control.reason = format!("{local} to {}: {reason}", remote.unwrap_or_default());
         let failures = control.failures;
         tracing::warn!(peer = %self.peer.id, lane = number, failures, reason = control.reason, "a lane failed");
@@ -257,7 +308,7 @@ impl Session {
             if let Some(queue_pair) = outbound.queue_pairs.get_mut(number).and_then(Option::take) {
                 drop(queue_pair);
                 if let Some(rail) = self.host.rails.get(place) {
-                    rail.credits.give(receive);
+                    rail.credits.give_receives(receive);
                 }
             }
             outbound.sender.fail_lane(number, "its queue pair is destroyed");

@@ -127,7 +127,7 @@ impl Session {
     }
 
     pub(super) fn is_blocked(&self) -> bool {
-        self.peer.outbound().sender.is_blocked()
+        self.lanes.iter().any(|lane| lane.waits) || self.peer.outbound().sender.is_blocked()
     }
 
     /// Whether no queue pair is left, so that nothing of the peer lands any more.
@@ -356,15 +356,16 @@ impl Session {
 
     /// Connecting has failed.
     fn refuse(&self, error: ConnectError) {
-        self.peer.set_connected(Err(error.clone()));
+        // The end first: whoever waits for the connection ends it as well when it has failed, and the first end counts.
         // Nobody has a name for it yet, so nobody is told of its loss.
         self.peer.begin_end(End::Lost(error.to_string().into()));
+        self.peer.set_connected(Err(error));
     }
 
     /// The control channel or the peer has ended the connection.
     fn lose(&self, reason: &str, error: ConnectError) {
-        self.peer.set_connected(Err(error));
         self.peer.begin_end(End::Lost(reason.into()));
+        self.peer.set_connected(Err(error));
     }
 
     fn begin_ending(&mut self, end: &End, now: Instant) {

@@ -226,9 +226,10 @@ impl Session {
                 }
                 self.check_resolved();
             }
+            Step::Fading { .. } => {}
             _ => {
                 lane.carried |= carried;
-                self.lane_failed_quietly(number, &reason, now);
+                self.fade(number, &reason, now);
             }
         }
     }
