@@ -120,8 +120,13 @@ fn a_refused_write_names_its_slice_and_costs_only_that_peer_a_rebuild() {
     let bystander = write(&other, &more, &there);
     let slices =
         [slice(&source, 0, &good, 0, 100), slice(&source, 200, &good, 300, 100), slice(&source, 0, &bad, 0, 100)];
-    let error = failed(&link.a.submit(&slices));
-    let TransferError::Refused { index, cause: SliceError::RemoteAccess } = error else { panic!("{error:?}") };
+    let index = loop {
+        match failed(&link.a.submit(&slices)) {
+            TransferError::Refused { index, cause: SliceError::RemoteAccess } => break index,
+            // The peer's word that its queue pair failed was faster than the answer of its NIC.
+            error => assert!(is_path_on(&error, "sim0"), "{error:?}"),
+        }
+    };
     assert_eq!(index, 2);
     delivered(&bystander);
     a.host.pace(Duration::ZERO);
