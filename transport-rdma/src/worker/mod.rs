@@ -8,6 +8,8 @@ mod deregistration;
 mod lane;
 mod random;
 mod session;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
 
 use std::{
     collections::HashMap,

@@ -63,6 +63,8 @@ pub(super) struct Session {
     up_there: bool,
     /// Notifications that came before the program knows of the connection.
     early: Vec<Bytes>,
+    /// Notifications of the completions that are being taken.
+    arrived: Vec<Bytes>,
     /// Revocations that the peer asked for, and what must have passed before they are answered.
     revoking: Vec<(u64, Vec<u64>)>,
     /// Revocations that the peer has answered.
@@ -99,6 +101,7 @@ impl Session {
             up_here: false,
             up_there: false,
             early: Vec::new(),
+            arrived: Vec::new(),
             revoking: Vec::new(),
             revoked: Vec::new(),
             pathless: None,
@@ -222,6 +225,9 @@ impl Session {
         }
         inbox.clear();
         self.inbox = inbox;
+        let mut arrived = std::mem::take(&mut self.arrived);
+        arrived.drain(..).for_each(|payload| self.arrive(payload));
+        self.arrived = arrived;
         finish(&mut self.finished);
         let now = Instant::now();
         for (lane, event) in events {
@@ -257,6 +263,11 @@ impl Session {
             control.receives = control.receives.saturating_sub(1);
         }
         self.peer.credit.received.fetch_add(1, Ordering::AcqRel);
+        self.arrived.push(payload);
+    }
+
+    /// Passes a notification on. Not under the peer's lock: one too many ends the connection, which takes it.
+    fn arrive(&mut self, payload: Bytes) {
         match self.phase {
             Phase::Greeting | Phase::Building if self.early.len() >= self.host.config.events_per_peer => {
                 self.break_off("it sends more notifications than there is room for");
