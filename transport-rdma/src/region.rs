@@ -75,6 +75,12 @@ impl Registered {
         Ok(Self { base: memory.address().as_ptr().addr() as u64, len, piece, rails })
     }
 
+    /// Addresses without memory behind them.
+    #[cfg(all(test, feature = "sim"))]
+    pub(crate) fn for_tests(base: u64, len: u64, piece: u64) -> Self {
+        Self { base, len, piece, rails: Vec::new() }
+    }
+
     /// How many bytes from `offset` on lie in one piece.
     pub(crate) fn until_border(&self, offset: u64) -> u64 {
         self.piece - offset % self.piece

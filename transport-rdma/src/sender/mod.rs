@@ -13,6 +13,8 @@
 mod control;
 mod lane;
 mod operation;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
 
 use std::{
     collections::{HashMap, VecDeque},

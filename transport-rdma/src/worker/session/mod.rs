@@ -380,6 +380,8 @@ impl Session {
     }
 
     fn begin_ending(&mut self, end: &End, now: Instant) {
+        // Whoever began the end does this as well, and may not have come to it yet.
+        self.peer.outbound().sender.close(&end.error());
         let address = self.mail.address();
         self.peer.set_connected(Err(match end {
             End::Closed => ConnectError::Closed,
