@@ -189,21 +189,10 @@ impl Worker {
         if tick {
             self.host.rails.iter().for_each(|rail| rail.credits.forget_reserved());
         }
-        for number in 0..self.sessions.len() {
-            let Some(place) = self.sessions.get_mut(number) else { continue };
-            let Some(session) = place else { continue };
-            if !session.wants_attention() && !tick {
-                continue;
-            }
-            session.attend(now, &mut self.routes);
-            for serial in session.take_revoked() {
-                self.deregistrations.answered(serial, number);
-            }
-            if session.is_quiet() {
-                self.deregistrations.gone(number);
-            }
-            if session.is_over(now) {
-                *place = None;
+        // Those that end first: a new attempt over the same channel must not be heard before the goodbye of the last one.
+        for ended in [true, false] {
+            for number in 0..self.sessions.len() {
+                self.attend_one(number, ended, now, tick);
             }
         }
         self.deregistrations.turn(&self.host, now);
@@ -212,6 +201,24 @@ impl Worker {
         }
         if tick {
             self.take_device_events();
+        }
+    }
+
+    fn attend_one(&mut self, number: usize, ended: bool, now: Instant, tick: bool) {
+        let Some(place) = self.sessions.get_mut(number) else { return };
+        let Some(session) = place.as_mut().filter(|session| session.peer().ended().is_some() == ended) else { return };
+        if !session.wants_attention() && !tick {
+            return;
+        }
+        session.attend(now, &mut self.routes);
+        for serial in session.take_revoked() {
+            self.deregistrations.answered(serial, number);
+        }
+        if session.is_quiet() {
+            self.deregistrations.gone(number);
+        }
+        if session.is_over(now) {
+            *place = None;
         }
     }
 
