@@ -29,12 +29,12 @@ pub(crate) struct Registered {
     base: u64,
     len: u64,
     piece: u64,
-    /// By rail, then by piece.
+    /// By rail, then by piece; none where the rail was lost before.
     rails: Vec<Vec<Box<dyn MemoryRegion>>>,
 }
 
 impl Registered {
-    /// Registers memory with each rail. Whatever fails, nothing stays registered.
+    /// Registers memory with each rail that is not lost. Whatever fails, nothing stays registered.
     pub(crate) fn new(
         rails: &[Rail],
         piece: u64,
@@ -52,7 +52,14 @@ impl Registered {
             );
             return Err(RegisterError::Refused { len, reason });
         }
+        if rails.iter().all(Rail::is_lost) {
+            let names = rails.iter().map(|rail| &*rail.name).collect::<Vec<_>>().join(", ");
+            let reason = format!("every device is lost ({names}); open the transport again when they are back");
+            return Err(RegisterError::Refused { len, reason });
+        }
         let register = |rail: &Rail| {
+            // The lanes of a lost rail are never used, so nobody asks for its keys.
+            let pieces = if rail.is_lost() { 0 } else { pieces };
             (0..pieces)
                 .map(|number| {
                     let offset = number * piece;
@@ -66,6 +73,12 @@ impl Registered {
         };
         let rails = rails.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { base: memory.address().as_ptr().addr() as u64, len, piece, rails })
+    }
+
+    /// Addresses without memory behind them.
+    #[cfg(all(test, feature = "sim"))]
+    pub(crate) fn for_tests(base: u64, len: u64, piece: u64) -> Self {
+        Self { base, len, piece, rails: Vec::new() }
     }
 
     /// How many bytes from `offset` on lie in one piece.
@@ -86,8 +99,11 @@ impl Registered {
         keys.push(self.rails.len() as u8);
         keys.extend_from_slice(&self.base.to_le_bytes());
         keys.extend_from_slice(&self.piece.to_le_bytes());
-        for region in self.rails.iter().flatten() {
-            keys.extend_from_slice(&region.remote_key().to_le_bytes());
+        for rail in &self.rails {
+            for piece in 0..pieces {
+                let key = rail.get(piece as usize).map_or(0, |region| region.remote_key());
+                keys.extend_from_slice(&key.to_le_bytes());
+            }
         }
         keys.into()
     }

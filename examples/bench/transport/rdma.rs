@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use transport_core::Transport;
 use transport_rdma::{
-    Rail, Rails, RdmaConfig, RdmaTransport,
+    Completions, Rail, Rails, RdmaConfig, RdmaTransport,
     choice::{Choice, choose},
     native::NativeVerbs,
     verbs::Verbs,
@@ -25,7 +25,11 @@ pub(crate) struct Rdma {
 impl Rdma {
     pub(super) fn open(side: Side) -> Result<Self> {
         let verbs: Arc<dyn Verbs> = NativeVerbs::open()?;
-        let config = RdmaConfig::default().with_rails(rails(side));
+        let mut config = RdmaConfig::default().with_rails(rails(side));
+        // As perftest with -e: the thread sleeps for each completion.
+        if std::env::var_os("KVFERRY_RDMA_EVENTS").is_some() {
+            config = config.with_completions(Completions::Event);
+        }
         let transport = Arc::new(RdmaTransport::open(Arc::clone(&verbs), config)?);
         Ok(Self { transport, verbs })
     }
