@@ -66,10 +66,10 @@ fn open(workload: &Workload, kinds: &[Kind], peer: &mut Peer) -> Result<Vec<Box<
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for ((kind, endpoint, receiver), grants) in connected.into_iter().zip(&grants) {
         #[cfg(feature = "rdma")]
-        let baseline = endpoint.perftest()?;
+        let baselines = endpoint.baselines(workload)?;
         lanes.push(Box::new(TransportLane::new(workload, &placement, kind, endpoint, receiver, grants)?));
         #[cfg(feature = "rdma")]
-        lanes.extend(baseline.map(|lane| Box::new(lane) as Box<dyn Lane>));
+        lanes.extend(baselines);
     }
     let source = Arc::new(Tables::filled(workload, &placement)?);
     lanes.push(Box::new(TcpLane::connect(tcp, workload, &placement, Arc::clone(&source))?));

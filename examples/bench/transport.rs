@@ -9,6 +9,8 @@ use transport_core::{PeerId, Transport};
 use transport_quic::{Authentication, PublicKey, QuicConfig, QuicTransport, TrustedKeys};
 
 use crate::{Result, block_on, messages::Invitation};
+#[cfg(feature = "rdma")]
+use crate::{lane::Lane, workload::Workload};
 
 /// A transport with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,10 +130,10 @@ impl Endpoint {
         Some(format!("MTU {mtu}, {lost} of {sent} packets lost, {black_holes} black holes"))
     }
 
-    /// perftest on the same two devices, for RDMA.
+    /// What RDMA is measured against, on the same two devices.
     #[cfg(feature = "rdma")]
-    pub(crate) fn perftest(&self) -> Result<Option<crate::lane::PerftestLane>> {
-        self.rdma.as_ref().map(rdma::Rdma::perftest).transpose()
+    pub(crate) fn baselines(&self, workload: &Workload) -> Result<Vec<Box<dyn Lane>>> {
+        self.rdma.as_ref().map_or_else(|| Ok(Vec::new()), |rdma| rdma.baselines(workload))
     }
 
     /// What the sender must know.

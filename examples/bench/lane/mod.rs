@@ -5,14 +5,16 @@ mod memcpy;
 mod perftest;
 mod tcp;
 mod transport;
-
 #[cfg(feature = "rdma")]
-pub(crate) use self::perftest::PerftestLane;
+mod verbs;
+
 pub(crate) use self::{
     memcpy::MemcpyLane,
     tcp::{TcpLane, TcpServer},
     transport::{TransportLane, TransportSink},
 };
+#[cfg(feature = "rdma")]
+pub(crate) use self::{perftest::PerftestLane, verbs::VerbsLane};
 use crate::{Result, measure::Run, peer::Peer, workload::Workload};
 
 /// One way of moving a workload's blocks, seen from the sending process.

@@ -29,6 +29,7 @@ fn line(line: &Line) -> Value {
         ("notified_p99_us", latency.map(|latency| latency.notified_p99_us)),
         ("p50_vs_tcp", latency.map(|latency| latency.p50_vs_tcp)),
         ("p99_vs_tcp", latency.map(|latency| latency.p99_vs_tcp)),
+        ("p50_vs_verbs", latency.and_then(|latency| latency.p50_vs_verbs)),
         ("p50_vs_perftest", latency.and_then(|latency| latency.p50_vs_perftest)),
     ];
     let mut object = Map::new();

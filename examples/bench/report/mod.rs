@@ -60,6 +60,8 @@ pub(crate) struct Latency {
     pub(crate) p99_vs_tcp: Summary,
     /// The median time over that of perftest, where that was measured.
     pub(crate) p50_vs_perftest: Option<Summary>,
+    /// The same for plain verbs.
+    pub(crate) p50_vs_verbs: Option<Summary>,
 }
 
 impl Line {
@@ -88,7 +90,7 @@ impl Throughput {
             gb_per_s: Summary::of(runs.iter().map(|run| bytes / run.seconds / 1e9)),
             vs_tcp: versus("tcp"),
             vs_memcpy: versus("memcpy"),
-            vs_perftest: has_perftest(lanes).then(|| versus("perftest")),
+            vs_perftest: has(lanes, "perftest").then(|| versus("perftest")),
             cpu_s_per_gib: Summary::of(runs.iter().map(|run| (run.sender_cpu + run.receiver_cpu) / gib)),
             sender_cpu_s_per_gib: Summary::of(runs.iter().map(|run| run.sender_cpu / gib)),
         }
@@ -106,13 +108,14 @@ impl Latency {
             notified_p99_us: Summary::of(runs.iter().map(|run| percentile(&run.notified, 99.0))),
             p50_vs_tcp: ratios(lanes, "tcp", p50, runs),
             p99_vs_tcp: ratios(lanes, "tcp", p99, runs),
-            p50_vs_perftest: has_perftest(lanes).then(|| ratios(lanes, "perftest", p50, runs)),
+            p50_vs_perftest: has(lanes, "perftest").then(|| ratios(lanes, "perftest", p50, runs)),
+            p50_vs_verbs: has(lanes, "verbs").then(|| ratios(lanes, "verbs", p50, runs)),
         }
     }
 }
 
-fn has_perftest(lanes: &[(&'static str, Vec<Run>)]) -> bool {
-    lanes.iter().any(|(lane, _)| *lane == "perftest")
+fn has(lanes: &[(&'static str, Vec<Run>)], name: &str) -> bool {
+    lanes.iter().any(|(lane, _)| *lane == name)
 }
 
 /// A figure of each run over that of the baseline's run in the same round.

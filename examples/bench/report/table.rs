@@ -38,6 +38,7 @@ pub(crate) fn render(lines: &[Line]) -> String {
                     spread(figures.p50_vs_tcp, 1),
                     spread(figures.p99_vs_tcp, 1),
                     figures.p50_vs_perftest.map_or_else(String::new, |versus| spread(versus, 2)),
+                    figures.p50_vs_verbs.map_or_else(String::new, |versus| spread(versus, 2)),
                     line.runs.to_string(),
                 ],
             )),
@@ -69,6 +70,7 @@ pub(crate) fn render(lines: &[Line]) -> String {
             "p50 / TCP",
             "p99 / TCP",
             "p50 / perftest",
+            "p50 / verbs",
             "runs",
         ];
         text += &format!("\n{}\n", table(&header, latency));

@@ -11,7 +11,11 @@ use transport_rdma::{
 };
 
 use super::Side;
-use crate::{Result, lane::PerftestLane};
+use crate::{
+    Result,
+    lane::{Lane, PerftestLane, VerbsLane},
+    workload::{Measure, Workload},
+};
 
 /// Names the devices, separated by a comma: the sender's and the receiver's.
 const DEVICES: &str = "KVFERRY_RDMA_DEVICES";
@@ -42,11 +46,18 @@ impl Rdma {
         self.transport.rails().iter().map(Choice::describe).collect::<Vec<_>>().join("; ")
     }
 
-    /// perftest between the sender's device, which is this one, and the receiver's.
-    pub(super) fn perftest(&self) -> Result<PerftestLane> {
+    /// perftest and plain verbs between the sender's device, which is this one, and the receiver's.
+    pub(super) fn baselines(&self, workload: &Workload) -> Result<Vec<Box<dyn Lane>>> {
         let first = |choices: Vec<Choice>| choices.into_iter().next().ok_or("there is no rail");
         let there = choose(&*self.verbs, &rails(Side::Receiver))?;
-        Ok(PerftestLane::new(first(self.transport.rails())?, first(there)?))
+        let (here, there) = (first(self.transport.rails())?, first(there)?);
+        let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
+        if workload.measure == Measure::Latency {
+            // By verbs of its own, so that its completions do not wake the transport's thread.
+            lanes.push(Box::new(VerbsLane::new(NativeVerbs::open()?, &here, &there, workload)?));
+        }
+        lanes.push(Box::new(PerftestLane::new(here, there)));
+        Ok(lanes)
     }
 }
 
