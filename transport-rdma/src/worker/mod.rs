@@ -89,7 +89,9 @@ impl Worker {
             if self.host.phase() >= phase::DRAINING && self.is_done() {
                 break;
             }
-            if worked {
+            // Without spinning, what came meanwhile is looked for once, when the queues are armed again.
+            let at_once = self.host.config.completions == Completions::Event && !woken;
+            if worked && !at_once {
                 last_work = now;
             } else if self.may_sleep(now, last_work) {
                 slept = self.sleep(next_tick.saturating_duration_since(now));
