@@ -3,11 +3,15 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::Path,
     pin::pin,
     process::{Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     task::{Context, Poll, Wake, Waker},
     thread::{self, Thread},
     time::{Duration, Instant},
@@ -182,6 +186,103 @@ impl Pair {
     }
 }
 
+/// One batch of [`Traffic`]; its notification is its number in the list.
+#[derive(Debug)]
+pub struct Sent {
+    pub submitted: Instant,
+    pub ended: Instant,
+    pub outcome: Outcome,
+}
+
+/// What went over a connection that was never idle.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    stop: AtomicBool,
+    ended: AtomicUsize,
+}
+
+impl Traffic {
+    /// Sends the same batch over and over from `a`, four at a time, while `meanwhile` runs, and takes the notifications at `b`.
+    pub fn during(pair: &Pair, batch: &[WriteSlice], meanwhile: impl FnOnce(&Self)) -> (Vec<Sent>, Vec<Event>) {
+        let traffic = Self::default();
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| traffic.send(pair, batch));
+            let receiver = scope.spawn(|| {
+                let mut events = Vec::new();
+                loop {
+                    let stopping = traffic.stop.load(Ordering::Acquire);
+                    match pair.b.event(Duration::from_millis(300)) {
+                        Some(event) => events.push(event),
+                        None if stopping => return events,
+                        None => {}
+                    }
+                }
+            });
+            // The threads end even if this fails; else the test would hang.
+            let result = catch_unwind(AssertUnwindSafe(|| meanwhile(&traffic)));
+            let sent = {
+                traffic.stop.store(true, Ordering::Release);
+                sender.join()
+            };
+            let events = receiver.join();
+            match result {
+                Ok(()) => (sent.expect("sending goes on"), events.expect("receiving goes on")),
+                Err(panic) => resume_unwind(panic),
+            }
+        })
+    }
+
+    fn send(&self, pair: &Pair, batch: &[WriteSlice]) -> Vec<Sent> {
+        let (mut out, mut sent) = (VecDeque::new(), Vec::<Sent>::new());
+        let mut number = 0_u32;
+        let mut connected = true;
+        loop {
+            while connected && out.len() < 4 && !self.stop.load(Ordering::Acquire) {
+                let payload = number.to_le_bytes();
+                let submitted = Instant::now();
+                match pair.a.try_submit(batch, &BatchOptions::new().with_notification(&payload)) {
+                    Ok(transfer) => out.push_back((submitted, transfer)),
+                    Err(error) => {
+                        assert!(matches!(error, SubmitError::NotConnected { .. }), "{error}");
+                        connected = false;
+                    }
+                }
+                number += 1;
+            }
+            let Some((submitted, transfer)) = out.pop_front() else { return sent };
+            let outcome = outcome(&transfer);
+            let ended = transfer.status().times.finished.unwrap_or_else(Instant::now);
+            sent.push(Sent { submitted, ended, outcome });
+            self.ended.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Waits until so many more batches have ended.
+    pub fn goes_on(&self, batches: usize) {
+        let goal = self.ended.load(Ordering::Acquire) + batches;
+        let began = Instant::now();
+        while self.ended.load(Ordering::Acquire) < goal {
+            assert!(began.elapsed() < LONG, "nothing is sent");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Asserts that each notification came at most once and all those of delivered batches did.
+pub fn check_notifications(sent: &[Sent], events: &[Event]) {
+    let mut counts = HashMap::<u32, usize>::new();
+    for event in events {
+        let Event::Notification { payload, .. } = event else { continue };
+        let number = u32::from_le_bytes(payload.as_ref().try_into().expect("a number"));
+        *counts.entry(number).or_default() += 1;
+    }
+    for (number, batch) in (0..).zip(sent) {
+        let count = counts.get(&number).copied().unwrap_or_default();
+        // A word whose acknowledgement was lost may have arrived.
+        assert!(count == 1 || (count == 0 && batch.outcome.is_err()), "{count} notifications of {batch:?}");
+    }
+}
+
 /// The outcome of a transfer, which has to come.
 pub fn outcome(transfer: &Transfer) -> Outcome {
     match transfer.wait_timeout(LONG) {
@@ -206,7 +307,10 @@ pub struct Field {
 
 impl Field {
     pub fn new(side: &Side, len: usize, seed: u64, access: Access) -> Self {
-        let expected = Random(seed).bytes(len);
+        // A prime number of bytes again and again: what is misplaced by a round number shows, and an emulated machine is quick with it.
+        let period = Random(seed).bytes(len.min(65_521));
+        let mut expected = period.repeat(len.div_ceil(period.len()));
+        expected.truncate(len);
         let memory = Memory::host(len).expect("the kernel gives memory");
         memory.write_at(0, &expected).expect("the bytes fit");
         let region = side.transport().register(memory.clone(), access).expect("memory is registered");
@@ -264,15 +368,6 @@ pub fn scattered(source: &Field, target: &Field, len: u64) -> Vec<WriteSlice> {
     let count = source.len().min(target.len()) / len;
     let order = Random(len).permutation(count);
     (0..count).map(|number| slice(source, order[number as usize] * len, target, number * len, len)).collect()
-}
-
-/// Counts how often each payload came.
-pub fn counts(payloads: &[Vec<u8>]) -> HashMap<&[u8], usize> {
-    let mut counts = HashMap::new();
-    for payload in payloads {
-        *counts.entry(payload.as_slice()).or_default() += 1;
-    }
-    counts
 }
 
 /// A small generator (SplitMix64).
