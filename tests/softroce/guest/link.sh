@@ -10,10 +10,13 @@
 # everything from one address to the other inside itself. Rules send it out of one end and in at the other.
 set -euo pipefail
 
-# The kernel drops these routes when a device goes down.
-routes() {
-    ip route replace 10.99.0.2 dev v0 src 10.99.0.1 table 99
-    ip route replace 10.99.0.1 dev v1 src 10.99.0.2 table 98
+# The kernel drops these routes when a device goes down. One process for all: starting one takes long where it is emulated.
+up() {
+    ip -batch - <<END
+${1:-}
+route replace 10.99.0.2 dev v0 src 10.99.0.1 table 99
+route replace 10.99.0.1 dev v1 src 10.99.0.2 table 98
+END
 }
 
 make() {
@@ -29,7 +32,7 @@ make() {
         ip addr add "10.99.0.$((end + 1))/24" dev "v$end"
         ip link set "v$end" mtu 9000 up
     done
-    routes
+    up
     # What comes in is for this host; what goes out takes the cable. The rule that delivers inside (0) makes way.
     ip rule add pref 10 iif v0 lookup local
     ip rule add pref 11 iif v1 lookup local
@@ -43,11 +46,8 @@ make() {
 
 case "${1:-} ${2:-}" in
 "make ") make ;;
-"down v"[01] | "down rxe"[01]) ip link set "v${2: -1}" down ;;
-"up v"[01] | "up rxe"[01])
-    ip link set "v${2: -1}" up
-    routes
-    ;;
+"down v"[01] | "down rxe"[01]) exec ip link set "v${2: -1}" down ;;
+"up v"[01] | "up rxe"[01]) up "link set v${2: -1} up" ;;
 *)
     echo "usage: link.sh make | down v0|v1 | up v0|v1" >&2
     exit 2

@@ -138,6 +138,8 @@ impl Worker {
             let count = match rail.completions.poll(&mut self.completions) {
                 Ok(count) => count,
                 Err(error) => {
+                    // The device may say more than its queue.
+                    self.take_device_events();
                     self.lose_rail(number, &error.to_string());
                     continue;
                 }

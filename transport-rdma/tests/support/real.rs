@@ -140,6 +140,7 @@ pub struct Mortal {
 #[derive(Default)]
 struct Life {
     dead: std::sync::atomic::AtomicBool,
+    created: AtomicUsize,
     queue_pairs: Mutex<Vec<Weak<Box<dyn QueuePair>>>>,
 }
 
@@ -156,6 +157,11 @@ impl Mortal {
     fn open() -> Arc<Self> {
         let inner = NativeVerbs::open().expect("libibverbs is installed");
         Arc::new(Self { inner, life: Arc::default() })
+    }
+
+    /// How many queue pairs were ever made.
+    pub fn created(&self) -> usize {
+        self.life.created.load(Ordering::Acquire)
     }
 
     pub fn kill(&self) {
@@ -266,6 +272,7 @@ impl ProtectionDomain for MortalDomain {
     ) -> Result<Box<dyn QueuePair>, VerbsError> {
         self.life.check()?;
         let queue_pair = Arc::new(self.inner.create_queue_pair(completions, capacity)?);
+        self.life.created.fetch_add(1, Ordering::AcqRel);
         let mut all = self.life.queue_pairs.lock().unwrap();
         all.retain(|queue_pair| queue_pair.strong_count() > 0);
         all.push(Arc::downgrade(&queue_pair));

@@ -1,6 +1,9 @@
 //! Building, failing, draining and rebuilding lanes.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use transport_core::ConnectError;
 
@@ -10,12 +13,16 @@ use crate::{
     peer::End,
     rail::Rail,
     sender::LaneEvent,
+    verbs::PortState,
     worker::{
         Routes,
         lane::{self, DRAIN, FADE, Join, Step},
         random,
     },
 };
+
+/// How often lanes are tried while none is open: a port that comes back on the other side makes no event on this one.
+const WITHOUT_A_PATH: Duration = Duration::from_millis(200);
 
 impl Session {
     /// Takes each lane on: new queue pairs where there is none, deadlines, drained ones.
@@ -113,6 +120,12 @@ impl Session {
         let (send, receive) = self.depths();
         let (place, _) = lane_rail(&self.host, self.remote.as_ref(), number);
         let rail = self.host.rails.get(place).ok_or("there is no such rail")?;
+        // Joining over a port that is down makes the kernel look for the peer's address for a second and more, and this thread, which all
+        // peers share, wait for it.
+        let port = rail.device.port(rail.choice.port).map_err(|error| error.to_string())?;
+        if port.state != PortState::Active {
+            return Err(format!("the port is {:?}", port.state));
+        }
         let made = lane::create(rail, &mut self.peer.outbound(), number, send, receive);
         if let Some(lane) = self.lanes.get_mut(number) {
             lane.waits = made == Ok(None);
@@ -364,6 +377,12 @@ impl Session {
             return;
         }
         let since = *self.pathless.get_or_insert(now);
+        // The peer is lost soon if none of them works; one that is left out for longer may be the one that does.
+        for lane in &mut self.lanes {
+            if let Step::Idle { next } = &mut lane.step {
+                *next = (*next).min(now + WITHOUT_A_PATH);
+            }
+        }
         let bound = self.host.config.loss_bound / 2;
         if now.saturating_duration_since(since) >= bound {
             let reason = format!("no path leads to it for {bound:?}: {}", self.reasons());
