@@ -23,6 +23,11 @@ pub(crate) fn piece_len(max_mr_size: u64) -> u64 {
     if whole_pages > 0 { whole_pages } else { longest.max(1) }
 }
 
+/// The piece that an offset lies in. As a rule there is one, and then nothing is divided.
+fn place(offset: u64, piece: u64) -> u64 {
+    if offset < piece { 0 } else { offset / piece }
+}
+
 /// A region that is registered with all rails.
 #[derive(Debug)]
 pub(crate) struct Registered {
@@ -83,12 +88,12 @@ impl Registered {
 
     /// How many bytes from `offset` on lie in one piece.
     pub(crate) fn until_border(&self, offset: u64) -> u64 {
-        self.piece - offset % self.piece
+        self.piece - (offset - place(offset, self.piece) * self.piece)
     }
 
     /// The segment for a range that crosses no border.
     pub(crate) fn segment(&self, rail: usize, offset: u64, len: u32) -> Option<LocalSegment> {
-        let region = self.rails.get(rail)?.get((offset / self.piece) as usize)?;
+        let region = self.rails.get(rail)?.get(place(offset, self.piece) as usize)?;
         Some(LocalSegment { address: self.base + offset, len, key: region.local_key() })
     }
 
@@ -194,13 +199,13 @@ impl RemoteRegion {
 
     /// How many bytes from `offset` on lie in one piece.
     pub(crate) fn until_border(&self, offset: u64) -> u64 {
-        self.piece - offset % self.piece
+        self.piece - (offset - place(offset, self.piece) * self.piece)
     }
 
     /// Address and key for a range that crosses no border.
     pub(crate) fn target(&self, rail: usize, offset: u64) -> Option<(u64, u32)> {
         debug_assert!(offset < self.len, "the batch was checked when it was submitted");
-        let piece = (offset / self.piece) as usize;
+        let piece = place(offset, self.piece) as usize;
         let key = self.keys.get(rail * self.pieces + piece).filter(|_| piece < self.pieces)?;
         Some((self.base.checked_add(offset)?, *key))
     }

@@ -361,7 +361,7 @@ impl Rig {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn bytes_are_written_once_and_every_place_comes_back(steps in steps(), lanes in 1..4usize) {
