@@ -18,6 +18,10 @@ use crate::{
 
 /// How long a failed queue pair is given to complete what was posted, before it is destroyed with it.
 pub(super) const DRAIN: Duration = Duration::from_secs(1);
+/// The longest time that a lane which keeps failing is left out.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The same where no other lane leads to the peer: it is given up soon, and the path may be back before.
+pub(super) const LAST_PATH_PAUSE: Duration = Duration::from_millis(50);
 /// How long the NIC is given to say what the peer answered, when the peer's word on the control channel was faster: only the NIC says which
 /// write was refused.
 pub(super) const FADE: Duration = Duration::from_millis(5);
@@ -32,6 +36,8 @@ pub(super) struct LaneControl {
     /// Whether bytes went over its queue pair.
     pub(super) carried: bool,
     pub(super) reason: String,
+    /// When its path was last found to work.
+    pub(super) opened: Instant,
     /// Number and first packet sequence number of the queue pair.
     pub(super) number: u32,
     pub(super) psn: u32,
@@ -70,6 +76,7 @@ impl LaneControl {
             step: Step::Idle { next: now },
             failures: 0,
             carried: false,
+            opened: now,
             reason: String::new(),
             number: 0,
             psn: 0,
@@ -89,6 +96,14 @@ impl LaneControl {
         Offer { lane: lane as u16, epoch: self.epoch, number: self.number, psn: self.psn, received: self.received }
     }
 
+    /// Begins the count of failures anew where bytes went over the queue pair, or where it was open for as long as the longest pause.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        let lasted = self.step == Step::Open && now.saturating_duration_since(self.opened) >= LONGEST_PAUSE;
+        if std::mem::take(&mut self.carried) || lasted {
+            self.failures = 0;
+        }
+    }
+
     /// When to try again after so many failures in a row. The first is tried again at once; one that keeps failing costs transfers each
     /// time and is left out for longer and longer.
     pub(super) fn backoff(&self) -> Duration {
@@ -97,7 +112,7 @@ impl LaneControl {
             3 => Duration::from_millis(200),
             4 => Duration::from_secs(1),
             5 => Duration::from_secs(10),
-            _ => Duration::from_secs(30),
+            _ => LONGEST_PAUSE,
         }
     }
 }

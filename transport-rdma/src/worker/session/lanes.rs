@@ -16,7 +16,7 @@ use crate::{
     verbs::PortState,
     worker::{
         Routes,
-        lane::{self, DRAIN, FADE, Join, Step},
+        lane::{self, DRAIN, FADE, Join, LAST_PATH_PAUSE, LaneControl, Step},
         random,
     },
 };
@@ -184,6 +184,7 @@ impl Session {
             LaneEvent::Probed => {
                 if let Some(lane) = self.lanes.get_mut(number) {
                     lane.step = Step::Open;
+                    lane.opened = now;
                     self.attention.raise();
                 }
                 self.check_resolved();
@@ -234,6 +235,13 @@ impl Session {
         }
     }
 
+    /// How long a lane is left alone after its failures.
+    pub(super) fn pause(&self, number: usize) -> Duration {
+        let others = self.lanes.iter().enumerate().any(|(other, lane)| other != number && lane.step == Step::Open);
+        let pause = self.lanes.get(number).map_or(Duration::ZERO, LaneControl::backoff);
+        if others { pause } else { pause.min(LAST_PATH_PAUSE) }
+    }
+
     fn is_draining(&self, number: usize) -> bool {
         let outbound = self.peer.outbound();
         let failed = self.lanes.get(number).is_some_and(|lane| matches!(lane.step, Step::Draining { .. }));
@@ -245,9 +253,7 @@ impl Session {
         let local = self.host.rails.get(place).map(|rail| rail.choice.describe()).unwrap_or_default();
         let remote = self.remote.as_ref().and_then(|side| side.rails.get(theirs)).map(lane::describe);
         let Some(control) = self.lanes.get_mut(number) else { return };
-        if std::mem::take(&mut control.carried) {
-            control.failures = 0;
-        }
+        control.forgive(now);
         control.failures = control.failures.saturating_add(1);
         control.waits = false;
         control.reason = format!("{local} to {}: {reason}", remote.unwrap_or_default());
@@ -260,7 +266,10 @@ impl Session {
             );
         }
         if matches!(control.step, Step::Idle { .. }) {
-            control.step = Step::Idle { next: now + control.backoff() };
+            let next = now + self.pause(number);
+            if let Some(lane) = self.lanes.get_mut(number) {
+                lane.step = Step::Idle { next };
+            }
         } else {
             self.stop_lane(number, reason, now);
         }
@@ -307,6 +316,7 @@ impl Session {
 
     /// Destroys a lane's queue pair. Nothing is sent, received or read through it after that.
     pub(super) fn release(&mut self, number: usize, now: Instant, routes: &mut Routes) {
+        let next = now + self.pause(number);
         let Some(lane) = self.lanes.get_mut(number) else { return };
         if matches!(lane.step, Step::Idle { .. }) {
             return;
@@ -314,7 +324,7 @@ impl Session {
         let (place, _) = lane_rail(&self.host, self.remote.as_ref(), number);
         routes.remove(&(place, lane.number));
         lane.receives = 0;
-        lane.step = Step::Idle { next: now + lane.backoff() };
+        lane.step = Step::Idle { next };
         let (_, receive) = self.depths();
         {
             let mut outbound = self.peer.outbound();
@@ -375,6 +385,14 @@ impl Session {
         if self.phase != Phase::Connected || self.lanes.iter().any(|lane| lane.step == Step::Open) {
             self.pathless = None;
             return;
+        }
+        if self.pathless.is_none() {
+            // Those that were left out while others worked are needed now.
+            for lane in &mut self.lanes {
+                if let Step::Idle { next } = &mut lane.step {
+                    *next = (now + LAST_PATH_PAUSE).min(*next);
+                }
+            }
         }
         let since = *self.pathless.get_or_insert(now);
         // The peer is lost soon if none of them works; one that is left out for longer may be the one that does.

@@ -220,8 +220,8 @@ impl Session {
                 if carried {
                     lane.failures = lane.failures.min(1);
                 }
-                let next = now + lane.backoff();
-                if let Step::Idle { next: planned } = &mut lane.step {
+                let next = now + self.pause(number);
+                if let Some(Step::Idle { next: planned }) = self.lanes.get_mut(number).map(|lane| &mut lane.step) {
                     *planned = next.min(*planned);
                 }
                 self.check_resolved();
