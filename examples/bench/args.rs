@@ -14,17 +14,21 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(name = "bench", args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
-    /// Measure this pattern only (mla, gqa, 4k, 64k, 1m, latency); may be given more than once
+    /// Measure this pattern only (mla, gqa, 4k, 64k, 1m, latency, write-4096); may be given more than once
     #[arg(long = "pattern", value_name = "NAME", value_parser = Patterns::named)]
     patterns: Vec<Patterns>,
 
-    /// The transports to measure (quic, quic-defaults), separated by commas
+    /// The transports to measure (quic, quic-defaults; with the feature rdma also rdma, beside perftest), separated by commas
     #[arg(long = "transport", value_name = "NAME", value_delimiter = ',', default_value = "quic")]
     transports: Vec<Kind>,
 
     /// How often each lane runs, after one run to warm up
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) runs: u16,
+
+    /// Move less, for a device that moves some 25 MB/s such as Soft-RoCE in an emulated machine
+    #[arg(long)]
+    pub(crate) small: bool,
 
     /// Print one JSON document instead of tables
     #[arg(long)]
@@ -46,6 +50,8 @@ pub(crate) enum Command {
         #[arg(value_parser = Patterns::named)]
         pattern: Patterns,
         transports: Vec<Kind>,
+        #[arg(long)]
+        small: bool,
     },
 }
 
@@ -63,12 +69,13 @@ impl Args {
     /// The patterns to measure, each once, in the order of the table.
     pub(crate) fn workloads(&self) -> Vec<Workload> {
         let asked = |workload: &Workload| self.patterns.iter().any(|patterns| patterns.0.contains(workload));
-        workload::ALL.into_iter().filter(|workload| self.patterns.is_empty() || asked(workload)).collect()
+        let wanted = workload::ALL.into_iter().filter(|workload| self.patterns.is_empty() || asked(workload));
+        wanted.map(|workload| if self.small { workload.small() } else { workload }).collect()
     }
 
     /// The transports to measure, each once.
     pub(crate) fn transports(&self) -> Vec<Kind> {
         let asked = |kind: &Kind| self.transports.contains(kind);
-        Kind::ALL.into_iter().filter(asked).collect()
+        Kind::ALL.iter().copied().filter(asked).collect()
     }
 }

@@ -56,8 +56,8 @@ fn main() -> ExitCode {
     };
     let done = match &args.command {
         None => send(&args),
-        Some(Command::Receive { pattern, transports }) => match pattern.0.as_slice() {
-            [workload] => receiver::run(workload, transports),
+        Some(Command::Receive { pattern, transports, small }) => match pattern.0.as_slice() {
+            [workload] => receiver::run(&if *small { workload.small() } else { *workload }, transports),
             _ => Err("a receiver serves one pattern".into()),
         },
     };
@@ -81,7 +81,7 @@ fn send(args: &Args) -> Result<()> {
     let mut lines = Vec::new();
     for workload in &workloads {
         eprintln!("{}: {}", workload.name, workload.describe());
-        lines.extend(sender::measure(workload, &transports, args.runs.into())?);
+        lines.extend(sender::measure(workload, &transports, args)?);
     }
     let text = if args.json { format!("{}\n", json::document(&lines)) } else { table::render(&lines) };
     io::stdout().lock().write_all(text.as_bytes())?;

@@ -28,6 +28,9 @@ pub(crate) struct Run {
 
 /// Runs a lane once.
 pub(crate) fn run(lane: &mut dyn Lane, workload: &Workload, peer: &mut Peer) -> Result<Run> {
+    if let Some(run) = lane.run_alone(workload) {
+        return run;
+    }
     let receiver_before = peer.cpu_seconds()?;
     let sender_before = cpu_seconds();
     let (mut begun, mut laps, mut notified) = (Vec::new(), Vec::new(), Vec::new());
@@ -48,7 +51,7 @@ pub(crate) fn run(lane: &mut dyn Lane, workload: &Workload, peer: &mut Peer) -> 
     let seconds = started.elapsed().as_secs_f64();
     let sender_cpu = cpu_seconds() - sender_before;
     let receiver_cpu = peer.cpu_seconds()? - receiver_before;
-    if workload.measure == Measure::Latency {
+    if workload.measure == Measure::Latency && workload.notified {
         let arrived = peer.arrivals(lane.name(), workload.repeats)?;
         notified.extend(begun.iter().zip(arrived).map(|(begun, arrived)| microseconds(*begun, arrived)));
     }

@@ -24,10 +24,11 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts a receiver. Only from the main thread: the kernel's signal is tied to the thread that starts it.
-    pub(crate) fn start(workload: &Workload, kinds: &[Kind]) -> Result<Self> {
+    pub(crate) fn start(workload: &Workload, kinds: &[Kind], small: bool) -> Result<Self> {
         let mut process = Process::new(std::env::current_exe()?)
             .args(["receive", workload.name])
             .args(kinds.iter().map(Kind::name))
+            .args(small.then_some("--small"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -8,7 +8,7 @@ use crate::{
     measure,
     messages::{Command, Reply},
     placement::Placement,
-    transport::{Endpoint, Identity, Kind},
+    transport::{Endpoint, Identity, Kind, Side},
     workload::Workload,
 };
 
@@ -73,7 +73,7 @@ impl Receiver<'_> {
     fn open(&mut self, identities: &[Vec<u8>]) -> Result<Reply> {
         let mut invitations = Vec::new();
         for (kind, sender) in self.kinds.iter().zip(identities) {
-            let endpoint = Endpoint::open(*kind, Identity::new(), sender)?;
+            let endpoint = Endpoint::open(*kind, Side::Receiver, Identity::new(), sender)?;
             invitations.push(endpoint.invitation());
             self.sinks.push(TransportSink::new(self.workload, *kind, endpoint)?);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     Result,
+    args::Args,
     lane::{Lane, MemcpyLane, TcpLane, TransportLane},
     measure::{self, Run},
     messages::{Command, Reply},
@@ -11,14 +12,15 @@ use crate::{
     placement::Placement,
     report::Line,
     tables::Tables,
-    transport::{Endpoint, Identity, Kind},
+    transport::{Endpoint, Identity, Kind, Side},
     workload::{Measure, Workload},
 };
 
-/// Measures one workload: `runs` rounds, in each of which every lane runs once, so that a change of the machine's pace
+/// Measures one workload: rounds, in each of which every lane runs once, so that a change of the machine's pace
 /// meets all of them.
-pub(crate) fn measure(workload: &Workload, kinds: &[Kind], runs: usize) -> Result<Vec<Line>> {
-    let mut peer = Peer::start(workload, kinds)?;
+pub(crate) fn measure(workload: &Workload, kinds: &[Kind], args: &Args) -> Result<Vec<Line>> {
+    let runs = usize::from(args.runs);
+    let mut peer = Peer::start(workload, kinds, args.small)?;
     let mut lanes = open(workload, kinds, &mut peer)?;
     for lane in &mut lanes {
         // Memory is touched, connections find their pace; and what has arrived is compared, byte for byte.
@@ -52,7 +54,7 @@ fn open(workload: &Workload, kinds: &[Kind], peer: &mut Peer) -> Result<Vec<Box<
     peer.command(&Command::Accept)?;
     let mut connected = Vec::new();
     for ((kind, identity), invitation) in kinds.iter().zip(identities).zip(&invitations) {
-        let endpoint = Endpoint::open(*kind, identity, &invitation.identity)?;
+        let endpoint = Endpoint::open(*kind, Side::Sender, identity, &invitation.identity)?;
         let receiver = endpoint.connect(invitation)?;
         connected.push((*kind, endpoint, receiver));
     }
@@ -63,7 +65,11 @@ fn open(workload: &Workload, kinds: &[Kind], peer: &mut Peer) -> Result<Vec<Box<
     let placement = Placement::new(workload);
     let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
     for ((kind, endpoint, receiver), grants) in connected.into_iter().zip(&grants) {
+        #[cfg(feature = "rdma")]
+        let baselines = endpoint.baselines(workload)?;
         lanes.push(Box::new(TransportLane::new(workload, &placement, kind, endpoint, receiver, grants)?));
+        #[cfg(feature = "rdma")]
+        lanes.extend(baselines);
     }
     let source = Arc::new(Tables::filled(workload, &placement)?);
     lanes.push(Box::new(TcpLane::connect(tcp, workload, &placement, Arc::clone(&source))?));

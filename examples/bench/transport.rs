@@ -1,11 +1,16 @@
 //! The transports that can be measured, and how each is opened. The rest of the program sees `dyn Transport` only.
 
+#[cfg(feature = "rdma")]
+mod rdma;
+
 use std::{str::FromStr, sync::Arc};
 
 use transport_core::{PeerId, Transport};
 use transport_quic::{Authentication, PublicKey, QuicConfig, QuicTransport, TrustedKeys};
 
 use crate::{Result, block_on, messages::Invitation};
+#[cfg(feature = "rdma")]
+use crate::{lane::Lane, workload::Workload};
 
 /// A transport with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,17 +19,34 @@ pub(crate) enum Kind {
     Quic,
     /// The same data path with quinn's default settings: how much the settings are worth.
     QuicDefaults,
+    /// RDMA, on the devices that `KVFERRY_RDMA_DEVICES` names (the sender's first), or on those that are chosen.
+    #[cfg(feature = "rdma")]
+    Rdma,
+}
+
+/// Which end of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Sender,
+    Receiver,
 }
 
 impl Kind {
     /// Each of them.
-    pub(crate) const ALL: [Self; 2] = [Self::Quic, Self::QuicDefaults];
+    pub(crate) const ALL: &[Self] = &[
+        Self::Quic,
+        Self::QuicDefaults,
+        #[cfg(feature = "rdma")]
+        Self::Rdma,
+    ];
 
     /// Its name on the command line and in the results.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Quic => "quic",
             Self::QuicDefaults => "quic-defaults",
+            #[cfg(feature = "rdma")]
+            Self::Rdma => "rdma",
         }
     }
 }
@@ -33,8 +55,8 @@ impl FromStr for Kind {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let known = Self::ALL.map(|kind| kind.name()).join(", ");
+        Self::ALL.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
+            let known = Self::ALL.iter().map(Self::name).collect::<Vec<_>>().join(", ");
             format!("there is no transport \"{name}\"; there are {known}")
         })
     }
@@ -61,22 +83,36 @@ pub(crate) struct Endpoint {
     /// Moves the bytes; for QUIC it is the same thing.
     data: Arc<dyn Transport>,
     identity: Vec<u8>,
+    #[cfg(feature = "rdma")]
+    rdma: Option<rdma::Rdma>,
 }
 
 impl Endpoint {
     /// Opens an endpoint that trusts the identity `peer`.
-    pub(crate) fn open(kind: Kind, identity: Identity, peer: &[u8]) -> Result<Self> {
+    pub(crate) fn open(kind: Kind, side: Side, identity: Identity, peer: &[u8]) -> Result<Self> {
         let config = match kind {
-            Kind::Quic => QuicConfig::default(),
             Kind::QuicDefaults => QuicConfig::quinn_defaults(),
+            _ => QuicConfig::default(),
         };
+        #[cfg(not(feature = "rdma"))]
+        let _ = side;
+        #[cfg(feature = "rdma")]
+        let rdma = (kind == Kind::Rdma).then(|| rdma::Rdma::open(side)).transpose()?;
         let public = identity.public();
         let trusted = TrustedKeys::from_iter([PublicKey::from_bytes(peer)?]);
         let control = QuicTransport::bind(config, Authentication::raw_keys(identity.0, trusted))?;
         let data: Arc<dyn Transport> = match kind {
+            #[cfg(feature = "rdma")]
+            Kind::Rdma => rdma.as_ref().ok_or("RDMA is open for its own kind")?.transport(),
             Kind::Quic | Kind::QuicDefaults => Arc::clone(&control) as _,
         };
-        Ok(Self { control, data, identity: public })
+        Ok(Self {
+            control,
+            data,
+            identity: public,
+            #[cfg(feature = "rdma")]
+            rdma,
+        })
     }
 
     pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
@@ -85,9 +121,19 @@ impl Endpoint {
 
     /// The state of the way to the peer, in words.
     pub(crate) fn path(&self, peer: PeerId) -> Option<String> {
+        #[cfg(feature = "rdma")]
+        if let Some(rdma) = &self.rdma {
+            return Some(rdma.describe());
+        }
         let path = self.control.path(peer)?;
         let (mtu, lost, sent, black_holes) = (path.mtu, path.lost_packets, path.sent_packets, path.black_holes);
         Some(format!("MTU {mtu}, {lost} of {sent} packets lost, {black_holes} black holes"))
+    }
+
+    /// What RDMA is measured against, on the same two devices.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn baselines(&self, workload: &Workload) -> Result<Vec<Box<dyn Lane>>> {
+        self.rdma.as_ref().map_or_else(|| Ok(Vec::new()), |rdma| rdma.baselines(workload))
     }
 
     /// What the sender must know.

@@ -46,7 +46,7 @@ impl Submit<'_> {
             New { batch, bytes_total, notification: options.notification, after: options.after, label: options.label };
         start(self.pool, permit, new, |holds| {
             let imported = self.imported.read();
-            let mut last = None;
+            let (mut last, mut last_target) = (None, None);
             batch.check(
                 |id| {
                     // Slices of one region follow each other as a rule.
@@ -57,7 +57,14 @@ impl Submit<'_> {
                     last = Some((id, len));
                     Ok(len)
                 },
-                |id| imported.get(id).map(|grant| grant.len),
+                |id| {
+                    if let Some((_, len)) = last_target.filter(|(region, _)| *region == id) {
+                        return Ok(len);
+                    }
+                    let len = imported.get(id)?.len;
+                    last_target = Some((id, len));
+                    Ok(len)
+                },
             )
         })
     }

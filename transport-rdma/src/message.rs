@@ -38,7 +38,13 @@ pub(crate) enum Body {
     /// The initiator's is ready as well: both may send.
     Ready { lane: u16, epoch: u32 },
     /// A lane has failed here.
-    Down { lane: u16, epoch: u32, reason: String },
+    Down {
+        lane: u16,
+        epoch: u32,
+        /// Whether the path worked: bytes went over it, or the other side answered.
+        carried: bool,
+        reason: String,
+    },
     /// All lanes have come up here, or have failed.
     Up,
     /// The program has taken notifications: there is room for so many in all, from the start of the connection.

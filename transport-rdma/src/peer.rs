@@ -88,15 +88,15 @@ impl Outbound {
         sender.pump(&mut |lane: usize, chain: &[SendRequest]| post(queue_pairs, lane, chain));
     }
 
-    /// Posts an empty write on each lane that has nothing to do: one whose path is gone fails by it.
-    pub(crate) fn try_idle_lanes(&mut self) {
-        let Self { sender, queue_pairs } = self;
-        sender.try_idle_lanes(&mut |lane: usize, chain: &[SendRequest]| post(queue_pairs, lane, chain));
-    }
-
     pub(crate) fn probe(&mut self, lane: usize) -> bool {
         let Self { sender, queue_pairs } = self;
         sender.probe(lane, &mut |lane: usize, chain: &[SendRequest]| post(queue_pairs, lane, chain))
+    }
+
+    /// Tries the paths of open lanes that nothing is posted on.
+    pub(crate) fn try_idle_lanes(&mut self) {
+        let Self { sender, queue_pairs } = self;
+        sender.try_idle_lanes(&mut |lane: usize, chain: &[SendRequest]| post(queue_pairs, lane, chain));
     }
 }
 

@@ -23,18 +23,23 @@ pub(crate) fn piece_len(max_mr_size: u64) -> u64 {
     if whole_pages > 0 { whole_pages } else { longest.max(1) }
 }
 
+/// The piece that an offset lies in. As a rule there is one, and then nothing is divided.
+fn place(offset: u64, piece: u64) -> u64 {
+    if offset < piece { 0 } else { offset / piece }
+}
+
 /// A region that is registered with all rails.
 #[derive(Debug)]
 pub(crate) struct Registered {
     base: u64,
     len: u64,
     piece: u64,
-    /// By rail, then by piece.
+    /// By rail, then by piece; none where the rail was lost before.
     rails: Vec<Vec<Box<dyn MemoryRegion>>>,
 }
 
 impl Registered {
-    /// Registers memory with each rail. Whatever fails, nothing stays registered.
+    /// Registers memory with each rail that is not lost. Whatever fails, nothing stays registered.
     pub(crate) fn new(
         rails: &[Rail],
         piece: u64,
@@ -52,7 +57,14 @@ impl Registered {
             );
             return Err(RegisterError::Refused { len, reason });
         }
+        if rails.iter().all(Rail::is_lost) {
+            let names = rails.iter().map(|rail| &*rail.name).collect::<Vec<_>>().join(", ");
+            let reason = format!("every device is lost ({names}); open the transport again when they are back");
+            return Err(RegisterError::Refused { len, reason });
+        }
         let register = |rail: &Rail| {
+            // The lanes of a lost rail are never used, so nobody asks for its keys.
+            let pieces = if rail.is_lost() { 0 } else { pieces };
             (0..pieces)
                 .map(|number| {
                     let offset = number * piece;
@@ -68,14 +80,20 @@ impl Registered {
         Ok(Self { base: memory.address().as_ptr().addr() as u64, len, piece, rails })
     }
 
+    /// Addresses without memory behind them.
+    #[cfg(all(test, feature = "sim"))]
+    pub(crate) fn for_tests(base: u64, len: u64, piece: u64) -> Self {
+        Self { base, len, piece, rails: Vec::new() }
+    }
+
     /// How many bytes from `offset` on lie in one piece.
     pub(crate) fn until_border(&self, offset: u64) -> u64 {
-        self.piece - offset % self.piece
+        self.piece - (offset - place(offset, self.piece) * self.piece)
     }
 
     /// The segment for a range that crosses no border.
     pub(crate) fn segment(&self, rail: usize, offset: u64, len: u32) -> Option<LocalSegment> {
-        let region = self.rails.get(rail)?.get((offset / self.piece) as usize)?;
+        let region = self.rails.get(rail)?.get(place(offset, self.piece) as usize)?;
         Some(LocalSegment { address: self.base + offset, len, key: region.local_key() })
     }
 
@@ -86,8 +104,11 @@ impl Registered {
         keys.push(self.rails.len() as u8);
         keys.extend_from_slice(&self.base.to_le_bytes());
         keys.extend_from_slice(&self.piece.to_le_bytes());
-        for region in self.rails.iter().flatten() {
-            keys.extend_from_slice(&region.remote_key().to_le_bytes());
+        for rail in &self.rails {
+            for piece in 0..pieces {
+                let key = rail.get(piece as usize).map_or(0, |region| region.remote_key());
+                keys.extend_from_slice(&key.to_le_bytes());
+            }
         }
         keys.into()
     }
@@ -178,13 +199,13 @@ impl RemoteRegion {
 
     /// How many bytes from `offset` on lie in one piece.
     pub(crate) fn until_border(&self, offset: u64) -> u64 {
-        self.piece - offset % self.piece
+        self.piece - (offset - place(offset, self.piece) * self.piece)
     }
 
     /// Address and key for a range that crosses no border.
     pub(crate) fn target(&self, rail: usize, offset: u64) -> Option<(u64, u32)> {
         debug_assert!(offset < self.len, "the batch was checked when it was submitted");
-        let piece = (offset / self.piece) as usize;
+        let piece = place(offset, self.piece) as usize;
         let key = self.keys.get(rail * self.pieces + piece).filter(|_| piece < self.pieces)?;
         Some((self.base.checked_add(offset)?, *key))
     }

@@ -62,6 +62,12 @@ impl RdmaTransport {
         self.host.rails.iter().map(|rail| rail.choice.clone()).collect()
     }
 
+    /// What is behind the handle.
+    #[cfg(all(test, feature = "sim"))]
+    pub(crate) fn host_for_tests(&self) -> &Arc<Host> {
+        &self.host
+    }
+
     fn open_peer(&self, peer: PeerId) -> Result<Arc<Peer>, SubmitError> {
         if !self.host.is_open() {
             return Err(SubmitError::Closed);

@@ -15,7 +15,7 @@ use crate::{
     peer::Peer,
     placement::{self, Placement},
     transport::{Endpoint, Kind},
-    workload::{Form, Measure, Workload},
+    workload::{Form, Workload},
 };
 
 /// The sender's end.
@@ -55,10 +55,7 @@ impl TransportLane {
             let region = transport.register(memory, Access::LOCAL).map_err(|failure| failure.cause)?;
             regions.push((region, grant.region));
         }
-        let notification = match workload.measure {
-            Measure::Throughput => None,
-            Measure::Latency => Some(b"written".as_slice()),
-        };
+        let notification = workload.notified.then_some(b"written".as_slice());
         Ok(Self { kind, endpoint, peer, batch: Prepared::new(workload, placement, &regions), notification })
     }
 }

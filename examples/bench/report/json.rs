@@ -20,6 +20,7 @@ fn line(line: &Line) -> Value {
         ("gb_per_s", throughput.map(|throughput| throughput.gb_per_s)),
         ("vs_tcp", throughput.map(|throughput| throughput.vs_tcp)),
         ("vs_memcpy", throughput.map(|throughput| throughput.vs_memcpy)),
+        ("vs_perftest", throughput.and_then(|throughput| throughput.vs_perftest)),
         ("cpu_s_per_gib", throughput.map(|throughput| throughput.cpu_s_per_gib)),
         ("sender_cpu_s_per_gib", throughput.map(|throughput| throughput.sender_cpu_s_per_gib)),
         ("p50_us", latency.map(|latency| latency.p50_us)),
@@ -28,6 +29,8 @@ fn line(line: &Line) -> Value {
         ("notified_p99_us", latency.map(|latency| latency.notified_p99_us)),
         ("p50_vs_tcp", latency.map(|latency| latency.p50_vs_tcp)),
         ("p99_vs_tcp", latency.map(|latency| latency.p99_vs_tcp)),
+        ("p50_vs_verbs", latency.and_then(|latency| latency.p50_vs_verbs)),
+        ("p50_vs_perftest", latency.and_then(|latency| latency.p50_vs_perftest)),
     ];
     let mut object = Map::new();
     object.insert("pattern".into(), line.pattern.into());

@@ -35,6 +35,8 @@ pub(crate) struct Throughput {
     pub(crate) vs_tcp: Summary,
     /// Speed over that of memcpy.
     pub(crate) vs_memcpy: Summary,
+    /// Speed over that of perftest, where that was measured.
+    pub(crate) vs_perftest: Option<Summary>,
     /// Processor seconds of both processes for 2^30 bytes.
     pub(crate) cpu_s_per_gib: Summary,
     /// The sender's part of them.
@@ -56,6 +58,10 @@ pub(crate) struct Latency {
     pub(crate) p50_vs_tcp: Summary,
     /// The same for the 99th percentile.
     pub(crate) p99_vs_tcp: Summary,
+    /// The median time over that of perftest, where that was measured.
+    pub(crate) p50_vs_perftest: Option<Summary>,
+    /// The same for plain verbs.
+    pub(crate) p50_vs_verbs: Option<Summary>,
 }
 
 impl Line {
@@ -84,6 +90,7 @@ impl Throughput {
             gb_per_s: Summary::of(runs.iter().map(|run| bytes / run.seconds / 1e9)),
             vs_tcp: versus("tcp"),
             vs_memcpy: versus("memcpy"),
+            vs_perftest: has(lanes, "perftest").then(|| versus("perftest")),
             cpu_s_per_gib: Summary::of(runs.iter().map(|run| (run.sender_cpu + run.receiver_cpu) / gib)),
             sender_cpu_s_per_gib: Summary::of(runs.iter().map(|run| run.sender_cpu / gib)),
         }
@@ -101,8 +108,14 @@ impl Latency {
             notified_p99_us: Summary::of(runs.iter().map(|run| percentile(&run.notified, 99.0))),
             p50_vs_tcp: ratios(lanes, "tcp", p50, runs),
             p99_vs_tcp: ratios(lanes, "tcp", p99, runs),
+            p50_vs_perftest: has(lanes, "perftest").then(|| ratios(lanes, "perftest", p50, runs)),
+            p50_vs_verbs: has(lanes, "verbs").then(|| ratios(lanes, "verbs", p50, runs)),
         }
     }
+}
+
+fn has(lanes: &[(&'static str, Vec<Run>)], name: &str) -> bool {
+    lanes.iter().any(|(lane, _)| *lane == name)
 }
 
 /// A figure of each run over that of the baseline's run in the same round.

@@ -21,6 +21,7 @@ pub(crate) fn render(lines: &[Line]) -> String {
                         spread(figures.gb_per_s, 2),
                         spread(figures.vs_tcp, 2),
                         spread(figures.vs_memcpy, 2),
+                        figures.vs_perftest.map_or_else(String::new, |versus| spread(versus, 2)),
                         spread(cpu, 2),
                         format!("{sender:.2} + {:.2}", cpu.median - sender),
                         line.runs.to_string(),
@@ -36,6 +37,8 @@ pub(crate) fn render(lines: &[Line]) -> String {
                     spread(figures.notified_p99_us, 0),
                     spread(figures.p50_vs_tcp, 1),
                     spread(figures.p99_vs_tcp, 1),
+                    figures.p50_vs_perftest.map_or_else(String::new, |versus| spread(versus, 2)),
+                    figures.p50_vs_verbs.map_or_else(String::new, |versus| spread(versus, 2)),
                     line.runs.to_string(),
                 ],
             )),
@@ -43,8 +46,17 @@ pub(crate) fn render(lines: &[Line]) -> String {
     }
     let mut text = String::from("Medians of the runs (least to most).\n");
     if !throughput.is_empty() {
-        let header =
-            ["pattern", "transport", "GB/s", "speed / TCP", "speed / memcpy", "CPU s/GiB", "send + receive", "runs"];
+        let header = [
+            "pattern",
+            "transport",
+            "GB/s",
+            "speed / TCP",
+            "speed / memcpy",
+            "speed / perftest",
+            "CPU s/GiB",
+            "send + receive",
+            "runs",
+        ];
         text += &format!("\n{}\n", table(&header, throughput));
     }
     if !latency.is_empty() {
@@ -57,6 +69,8 @@ pub(crate) fn render(lines: &[Line]) -> String {
             "notified p99 µs",
             "p50 / TCP",
             "p99 / TCP",
+            "p50 / perftest",
+            "p50 / verbs",
             "runs",
         ];
         text += &format!("\n{}\n", table(&header, latency));

@@ -1,6 +1,14 @@
 //! Completion queues, each with a channel of its own for its events.
 
-use std::{any::Any, os::fd::BorrowedFd, ptr, sync::Arc};
+use std::{
+    any::Any,
+    os::fd::BorrowedFd,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use ibverbs_sys::{ibv_comp_channel, ibv_cq, ibv_wc};
 use rustix::io::Errno;
@@ -21,6 +29,8 @@ const BATCH: usize = 16;
 pub(super) struct NativeCompletionQueue {
     raw: Handle<ibv_cq>,
     depth: u32,
+    /// An event was asked for, and was not taken out since.
+    armed: AtomicBool,
     // Below the queue: fields are dropped in order, and the channel must outlive it.
     channel: Channel,
 }
@@ -36,7 +46,7 @@ impl NativeCompletionQueue {
         let raw = Handle::new(raw).map_err(|code| context.error("ibv_create_cq", code))?;
         // SAFETY: V2.
         let entries = unsafe { (*raw.as_ptr()).cqe };
-        Ok(Self { raw, depth: u32::try_from(entries).unwrap_or(depth), channel })
+        Ok(Self { raw, depth: u32::try_from(entries).unwrap_or(depth), armed: AtomicBool::new(false), channel })
     }
 
     pub(super) fn raw(&self) -> *mut ibv_cq {
@@ -78,14 +88,19 @@ impl CompletionQueue for NativeCompletionQueue {
     }
 
     fn arm(&self) -> Result<(), VerbsError> {
-        let events = self.channel.drain()?;
-        if events > 0 {
-            // SAFETY: V1, V2, V7: this many events of this queue, the only one of its channel, were taken out just now.
-            unsafe { (self.context().library.ack_queue_events)(self.raw.as_ptr(), events) };
+        // Each arming makes one event at most. So one look tells all: without an event it is still armed.
+        if self.armed.load(Ordering::Acquire) && !self.channel.take_event()? {
+            return Ok(());
+        }
+        if self.armed.swap(false, Ordering::AcqRel) {
+            // SAFETY: V1, V2, V7: one event of this queue, the only one of its channel, was taken out just now.
+            unsafe { (self.context().library.ack_queue_events)(self.raw.as_ptr(), 1) };
         }
         // SAFETY: V1, V2. Zero: any completion makes the event.
         let answer = unsafe { (self.context().calls.notify)(self.raw.as_ptr(), 0) };
-        check(answer).map_err(|code| self.context().error("ibv_req_notify_cq", code))
+        check(answer).map_err(|code| self.context().error("ibv_req_notify_cq", code))?;
+        self.armed.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -130,25 +145,21 @@ impl Channel {
         unsafe { BorrowedFd::borrow_raw(descriptor) }
     }
 
-    /// Takes all events out; answers how many.
-    fn drain(&self) -> Result<u32, VerbsError> {
-        let mut events = 0;
+    /// Takes an event out, if there is one.
+    fn take_event(&self) -> Result<bool, VerbsError> {
         loop {
             let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
             let get = self.context.library.get_queue_event;
             // SAFETY: V1, V2, V4, V8: the descriptor does not block.
             if unsafe { get(self.raw.as_ptr(), &mut queue, &mut cookie) } == 0 {
-                events += 1;
-                continue;
+                return Ok(true);
             }
             let code = last_error();
             if code == Errno::AGAIN.raw_os_error() {
-                return Ok(events);
+                return Ok(false);
             }
             if code != Errno::INTR.raw_os_error() {
-                // Events that were taken are acknowledged first, or destroying the queue would wait for that; the next call
-                // meets the error again.
-                return if events > 0 { Ok(events) } else { Err(self.context.error("ibv_get_cq_event", code)) };
+                return Err(self.context.error("ibv_get_cq_event", code));
             }
         }
     }

@@ -62,6 +62,12 @@ impl ControlMemory {
         self.free.push(slot);
     }
 
+    /// How many notifications can be sent now.
+    #[cfg(all(test, feature = "sim"))]
+    pub(super) fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+
     /// The receive of one slot of a lane; its id says which.
     pub(crate) fn receive(&self, rail: usize, lane: usize, slot: u32) -> Option<ReceiveRequest> {
         let (_, regions) = self.memory.as_ref()?;

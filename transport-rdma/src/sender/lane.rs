@@ -100,6 +100,11 @@ impl Lane {
         self.credits.take(wanted.min(free))
     }
 
+    /// Takes one place for an empty write.
+    pub(super) fn take_urgent(&self) -> bool {
+        (self.posted.len() as u32) < self.depth && self.credits.take_urgent()
+    }
+
     /// Gives places back that were taken and not used.
     pub(super) fn give(&self, places: u32) {
         if places > 0 {

@@ -13,6 +13,8 @@
 mod control;
 mod lane;
 mod operation;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -66,8 +68,15 @@ pub(crate) enum LaneEvent {
     Carried,
     /// The path works.
     Probed,
-    /// The queue pair has failed, for this reason; this is the first that is known of it.
-    Failed(Arc<str>),
+    /// It is known that the queue pair has failed; the peer answered on it, so that the path works.
+    Answered,
+    /// The queue pair has failed; this is the first that is known of it.
+    Failed {
+        /// Why.
+        reason: Arc<str>,
+        /// Whether the peer answered, so that the path works.
+        answered: bool,
+    },
 }
 
 /// The sending half of a connection.
@@ -165,15 +174,22 @@ impl Sender {
 
     /// Posts what there is room for. To be called after each submission, completion and credit.
     pub(crate) fn pump(&mut self, post: &mut impl Post) {
+        let mut full = 0;
         while let Some(key) = self.ready.front().copied() {
             let Some(lane) = self.pick_lane() else { break };
             self.ready.pop_front();
             match self.post_chain(key, lane, post) {
-                Chain::Posted { more: true } => self.ready.push_back(key),
-                Chain::Posted { more: false } => self.settle(key),
+                Chain::Posted { more } => {
+                    full = 0;
+                    if more { self.ready.push_back(key) } else { self.settle(key) }
+                }
                 Chain::NoRoom => {
                     self.ready.push_front(key);
-                    break;
+                    // The next lane may be on another rail, with a completion queue of its own.
+                    full += 1;
+                    if full >= self.lanes.len() {
+                        break;
+                    }
                 }
             }
         }
@@ -247,7 +263,7 @@ impl Sender {
     /// Posts an empty write, which completes when all before it have.
     fn post_empty(&mut self, number: usize, post: &mut impl Post) -> bool {
         let Some(lane) = self.lanes.get_mut(number) else { return false };
-        if lane.take(1) == 0 {
+        if !lane.take_urgent() {
             return false;
         }
         let operation = Verb::Write { address: 0, key: 0 };
@@ -274,11 +290,11 @@ impl Sender {
         self.post_empty(lane, post)
     }
 
-    /// Posts an empty write on each open lane of which nothing is posted.
+    /// Tries the paths of open lanes on which nothing is posted; one that does not work fails.
     pub(crate) fn try_idle_lanes(&mut self, post: &mut impl Post) {
-        for number in 0..self.lanes.len() {
-            if self.lanes.get(number).is_some_and(|lane| lane.has_room() && lane.posted.is_empty()) {
-                self.post_empty(number, post);
+        for lane in 0..self.lanes.len() {
+            if self.lanes.get(lane).is_some_and(|lane| lane.has_room() && lane.posted.is_empty()) {
+                self.post_empty(lane, post);
             }
         }
     }
@@ -288,7 +304,12 @@ impl Sender {
         let Some(count) = self.lanes.get(number).and_then(|lane| lane.ended_by(id)) else { return LaneEvent::None };
         let mut event = LaneEvent::None;
         if status != Status::Success {
-            event = self.fail_lane(number, &status.to_string());
+            let answers = count > 1 || status.is_answer();
+            event = match self.fail_lane(number, &status.to_string()) {
+                LaneEvent::Failed { reason, .. } => LaneEvent::Failed { reason, answered: answers },
+                _ if answers => LaneEvent::Answered,
+                known => known,
+            };
         }
         for place in (0..count).rev() {
             let Some(lane) = self.lanes.get_mut(number) else { break };
@@ -516,7 +537,7 @@ impl Sender {
         }
         let reason: Arc<str> = reason.into();
         lane.state = State::Failed(Arc::clone(&reason));
-        LaneEvent::Failed(reason)
+        LaneEvent::Failed { reason, answered: false }
     }
 
     /// Whether all that was posted on a lane has ended.

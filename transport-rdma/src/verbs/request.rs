@@ -100,6 +100,13 @@ pub enum Status {
     Other(u32),
 }
 
+impl Status {
+    /// Whether the peer's NIC gave it as an answer, so that the path to it works.
+    pub(crate) fn is_answer(self) -> bool {
+        matches!(self, Self::Success | Self::RemoteInvalidRequest | Self::RemoteAccess | Self::RemoteOperation)
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::{
     message::{Offer, RailAddress},
     peer::Outbound,
-    rail::Rail,
+    rail::{Rail, Room},
     timing::QueuePairTimers,
     verbs::{
         AddressVector, GlobalRoute, InitAttributes, LinkLayer, QueuePair, QueuePairCapacity, ReceiveAttributes,
@@ -18,14 +18,19 @@ use crate::{
 
 /// How long a failed queue pair is given to complete what was posted, before it is destroyed with it.
 pub(super) const DRAIN: Duration = Duration::from_secs(1);
+/// How long the NIC is given to say what the peer answered, when the peer's word on the control channel was faster: only the NIC says which
+/// write was refused.
+pub(super) const FADE: Duration = Duration::from_millis(5);
 
 /// What the thread keeps of a lane.
 #[derive(Debug)]
 pub(super) struct LaneControl {
     pub(super) epoch: u32,
     pub(super) step: Step,
-    /// Failures since bytes last went over it.
+    /// Failures since bytes last went over it, as far as either side knows.
     pub(super) failures: u32,
+    /// Whether bytes went over its queue pair.
+    pub(super) carried: bool,
     pub(super) reason: String,
     /// Number and first packet sequence number of the queue pair.
     pub(super) number: u32,
@@ -34,6 +39,8 @@ pub(super) struct LaneControl {
     pub(super) received: u64,
     /// Receives that are posted.
     pub(super) receives: u32,
+    /// Whether it waits for room in the completion queue.
+    pub(super) waits: bool,
     /// What the peer offers, to be answered when the old queue pair is gone.
     pub(super) offered: Option<Offer>,
 }
@@ -44,10 +51,14 @@ pub(super) enum Step {
     Idle { next: Instant },
     /// The queue pair is offered, or the offer answered; the peer has until then to go on.
     Offered { deadline: Instant },
+    /// The queue pair is joined to the peer's; the write that tries the path has found no room yet.
+    Joined { deadline: Instant },
     /// The path is tried.
     Probing { deadline: Instant },
     /// In use.
     Open,
+    /// The peer has given it up. Nothing is posted any more, and the own NIC has until then to say why.
+    Fading { until: Instant },
     /// Failed; what was posted is waited for.
     Draining { deadline: Instant },
 }
@@ -58,11 +69,13 @@ impl LaneControl {
             epoch: 0,
             step: Step::Idle { next: now },
             failures: 0,
+            carried: false,
             reason: String::new(),
             number: 0,
             psn: 0,
             received: 0,
             receives: 0,
+            waits: false,
             offered: None,
         }
     }
@@ -90,24 +103,30 @@ impl LaneControl {
 }
 
 /// Makes the queue pair of a lane, up to INIT with all receives posted.
+///
+/// `None` where the completion queue has no room now, and will have.
 pub(super) fn create(
     rail: &Rail,
     outbound: &mut Outbound,
     lane: usize,
     send: u32,
     receive: u32,
-) -> Result<u32, String> {
-    if !rail.credits.take_all(receive) {
-        return Err(format!(
-            "the completion queue of {} has no room for the {receive} receives of a further queue pair; raise completion_queue_depth (the device takes {}) or lower events_per_peer",
-            rail.name, rail.attributes.max_cqe
-        ));
+) -> Result<Option<u32>, String> {
+    match rail.credits.take_receives(receive) {
+        Room::Taken => {}
+        Room::Later => return Ok(None),
+        Room::Never => {
+            return Err(format!(
+                "the completion queue of {} has no room for the {receive} receives of a further queue pair; raise completion_queue_depth (the device takes {}) or lower events_per_peer",
+                rail.name, rail.attributes.max_cqe
+            ));
+        }
     }
     let made = make(rail, outbound, lane, send, receive);
     if made.is_err() {
-        rail.credits.give(receive);
+        rail.credits.give_receives(receive);
     }
-    made
+    made.map(Some)
 }
 
 fn make(rail: &Rail, outbound: &mut Outbound, lane: usize, send: u32, receive: u32) -> Result<u32, String> {

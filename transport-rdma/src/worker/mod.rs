@@ -8,6 +8,8 @@ mod deregistration;
 mod lane;
 mod random;
 mod session;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
 
 use std::{
     collections::HashMap,
@@ -44,7 +46,6 @@ pub(crate) fn start(host: &Arc<Host>) -> Result<(), OpenError> {
         deregistrations: Deregistrations::default(),
         touched: Vec::new(),
         completions: [Completion::EMPTY; POLL],
-        dead: vec![false; host.rails.len()],
     };
     thread::Builder::new()
         .name("kvferry-rdma".into())
@@ -61,17 +62,20 @@ struct Worker {
     /// Sessions that have completions to look at.
     touched: Vec<usize>,
     completions: [Completion; POLL],
-    /// Rails whose device is gone.
-    dead: Vec<bool>,
 }
 
 impl Worker {
     fn run(mut self) {
         let mut last_work = Instant::now();
         let mut next_tick = Instant::now();
+        let mut slept = false;
         loop {
             let mut worked = self.poll_completions();
             let woken = self.host.signal.take();
+            if std::mem::take(&mut slept) && !worked && !woken {
+                // Neither completions nor a call have ended the sleep: it may be a device.
+                self.take_device_events();
+            }
             let now = Instant::now();
             if woken {
                 self.take_commands(now);
@@ -85,10 +89,12 @@ impl Worker {
             if self.host.phase() >= phase::DRAINING && self.is_done() {
                 break;
             }
-            if worked {
+            // Without spinning, what came meanwhile is looked for once, when the queues are armed again.
+            let at_once = self.host.config.completions == Completions::Event && !woken;
+            if worked && !at_once {
                 last_work = now;
             } else if self.may_sleep(now, last_work) {
-                self.sleep(next_tick.saturating_duration_since(now));
+                slept = self.sleep(next_tick.saturating_duration_since(now));
             } else {
                 std::hint::spin_loop();
             }
@@ -105,7 +111,8 @@ impl Worker {
         }
     }
 
-    fn sleep(&mut self, until_tick: Duration) {
+    /// Sleeps until there is something to do; answers whether it has.
+    fn sleep(&mut self, until_tick: Duration) -> bool {
         for rail in &self.host.rails {
             if let Err(error) = rail.completions.arm() {
                 tracing::debug!(%error, "a completion queue cannot be armed");
@@ -113,11 +120,11 @@ impl Worker {
         }
         // What came before the queues were armed makes no event.
         if self.poll_completions() {
-            return;
+            return false;
         }
         let idle = self.sessions.iter().all(Option::is_none) && self.deregistrations.is_empty();
         self.host.signal.sleep(if idle { None } else { Some(until_tick) });
-        self.take_device_events();
+        true
     }
 
     /// Takes completions out and passes them on; answers whether there were any.
@@ -125,12 +132,14 @@ impl Worker {
         let mut any = false;
         for number in 0..self.host.rails.len() {
             let Some(rail) = self.host.rails.get(number) else { continue };
-            if self.dead.get(number).is_some_and(|dead| *dead) {
+            if rail.is_lost() {
                 continue;
             }
             let count = match rail.completions.poll(&mut self.completions) {
                 Ok(count) => count,
                 Err(error) => {
+                    // The device may say more than its queue.
+                    self.take_device_events();
                     self.lose_rail(number, &error.to_string());
                     continue;
                 }
@@ -187,21 +196,13 @@ impl Worker {
 
     /// Goes through connections that asked for it, and at a tick through all.
     fn attend(&mut self, now: Instant, tick: bool) {
-        for number in 0..self.sessions.len() {
-            let Some(place) = self.sessions.get_mut(number) else { continue };
-            let Some(session) = place else { continue };
-            if !session.wants_attention() && !tick {
-                continue;
-            }
-            session.attend(now, &mut self.routes, &self.dead);
-            for serial in session.take_revoked() {
-                self.deregistrations.answered(serial, number);
-            }
-            if session.is_quiet() {
-                self.deregistrations.gone(number);
-            }
-            if session.is_over(now) {
-                *place = None;
+        if tick {
+            self.host.rails.iter().for_each(|rail| rail.credits.forget_reserved());
+        }
+        // Those that end first: a new attempt over the same channel must not be heard before the goodbye of the last one.
+        for ended in [true, false] {
+            for number in 0..self.sessions.len() {
+                self.attend_one(number, ended, now, tick);
             }
         }
         self.deregistrations.turn(&self.host, now);
@@ -210,6 +211,24 @@ impl Worker {
         }
         if tick {
             self.take_device_events();
+        }
+    }
+
+    fn attend_one(&mut self, number: usize, ended: bool, now: Instant, tick: bool) {
+        let Some(place) = self.sessions.get_mut(number) else { return };
+        let Some(session) = place.as_mut().filter(|session| session.peer().ended().is_some() == ended) else { return };
+        if !session.wants_attention() && !tick {
+            return;
+        }
+        session.attend(now, &mut self.routes);
+        for serial in session.take_revoked() {
+            self.deregistrations.answered(serial, number);
+        }
+        if session.is_quiet() {
+            self.deregistrations.gone(number);
+        }
+        if session.is_over(now) {
+            *place = None;
         }
     }
 
@@ -272,13 +291,8 @@ impl Worker {
 
     /// A device is of no use any more: its lanes end, and it gets no new ones.
     fn lose_rail(&mut self, number: usize, reason: &str) {
-        let Some(dead) = self.dead.get_mut(number) else { return };
-        if std::mem::replace(dead, true) {
-            return;
-        }
-        if let Some(rail) = self.host.rails.get(number) {
-            tracing::error!(device = %rail.name, reason, "a device is lost");
-        }
+        let Some(rail) = self.host.rails.get(number).filter(|rail| rail.lose()) else { return };
+        tracing::error!(device = %rail.name, reason, "a device is lost");
         self.sessions.iter_mut().flatten().for_each(|session| session.lose_rail(number, reason));
         self.host.signal.wake();
     }

@@ -2,11 +2,13 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod link;
+
 use std::{sync::Arc, time::Duration};
 
 use transport_core::{
     ControlChannel, Transport,
-    conformance::{Harness, Profile},
+    conformance::{Harness, Profile, Sizes},
     mem::{MemConfig, MemFabric, MemTransport},
 };
 use transport_rdma::{
@@ -75,6 +77,7 @@ pub struct SimHarness {
     configure: fn(RdmaConfig) -> RdmaConfig,
     devices: fn() -> Vec<SimDeviceConfig>,
     prepare: fn(&SimHost),
+    sizes: Sizes,
 }
 
 impl SimHarness {
@@ -84,7 +87,14 @@ impl SimHarness {
             configure: |config| config,
             devices: || vec![SimDeviceConfig::named("sim0")],
             prepare: |_| {},
+            sizes: Sizes::full(),
         }
+    }
+
+    /// Moves less.
+    pub fn small(mut self) -> Self {
+        self.sizes = Sizes::small();
+        self
     }
 
     pub fn configure(mut self, configure: fn(RdmaConfig) -> RdmaConfig) -> Self {
@@ -107,7 +117,11 @@ impl Harness for SimHarness {
     type Node = Node;
 
     fn profile(&self) -> Profile {
-        Profile::new(16, 6).with_max_regions(64).with_loss_bound(LOSS_BOUND).with_explains_refusals(false)
+        Profile::new(16, 6)
+            .with_max_regions(64)
+            .with_loss_bound(LOSS_BOUND)
+            .with_explains_refusals(false)
+            .with_sizes(self.sizes)
     }
 
     fn start(&self) -> Node {

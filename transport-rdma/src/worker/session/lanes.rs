@@ -12,11 +12,12 @@ use super::{Phase, Session, lane_rail};
 use crate::{
     message::{self, Body, Offer},
     peer::End,
+    rail::Rail,
     sender::LaneEvent,
     verbs::{PortState, QueuePair},
     worker::{
         Routes,
-        lane::{self, DRAIN, Join, Step},
+        lane::{self, DRAIN, FADE, Join, Step},
         random,
     },
 };
@@ -26,21 +27,28 @@ const WITHOUT_A_PATH: Duration = Duration::from_millis(200);
 
 impl Session {
     /// Takes each lane on: new queue pairs where there is none, deadlines, drained ones.
-    pub(super) fn drive_lanes(&mut self, now: Instant, routes: &mut Routes, dead: &[bool]) {
+    pub(super) fn drive_lanes(&mut self, now: Instant, routes: &mut Routes) {
         self.settle_drained(now, routes);
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes.get(number) else { continue };
             let (rail, _) = lane_rail(&self.host, self.remote.as_ref(), number);
+            let lost = self.host.rails.get(rail).is_none_or(Rail::is_lost);
             match lane.step {
-                Step::Idle { .. } if dead.get(rail).is_some_and(|dead| *dead) && lane.failures == 0 => {
-                    self.lane_failed(number, "its device is gone", now);
-                }
-                Step::Idle { .. } if dead.get(rail).is_some_and(|dead| *dead) => {}
+                Step::Idle { .. } if lost => self.refuse_lane(number, now),
                 Step::Idle { next } if self.initiator && now >= next => self.offer(number, now, routes),
                 Step::Idle { .. } if !self.initiator && lane.offered.is_some() => self.answer(number, now, routes),
                 Step::Offered { deadline } if now >= deadline => {
                     self.lane_failed(number, "the peer does not go on with it in time", now);
                 }
+                Step::Fading { until } if now >= until => {
+                    let reason = lane.reason.clone();
+                    self.lane_failed_quietly(number, &reason, now);
+                }
+                Step::Joined { deadline } if now >= deadline => {
+                    let reason = "its queues had no room for a first write in time; raise completion_queue_depth";
+                    self.lane_failed(number, reason, now);
+                }
+                Step::Joined { .. } => self.probe(number, now),
                 Step::Probing { deadline } if now >= deadline => {
                     self.lane_failed(number, "the first write over it does not complete in time", now);
                 }
@@ -53,14 +61,25 @@ impl Session {
         }
     }
 
+    /// A lane whose device is gone: says so once, and again to each offer, so that the peer waits for nothing.
+    fn refuse_lane(&mut self, number: usize, now: Instant) {
+        let Some(lane) = self.lanes.get_mut(number) else { return };
+        let offer = lane.offered.take();
+        if offer.is_none() && lane.failures > 0 {
+            return;
+        }
+        lane.epoch = offer.map_or(lane.epoch, |offer| offer.epoch);
+        self.lane_failed(number, "its device is gone", now);
+    }
+
     /// The initiator makes a queue pair and offers it.
     fn offer(&mut self, number: usize, now: Instant, routes: &mut Routes) {
-        let Some(lane) = self.lanes.get_mut(number) else { return };
-        lane.epoch += 1;
         match self.create(number, routes) {
-            Ok(()) => {
+            Ok(false) => {}
+            Ok(true) => {
                 let deadline = now + self.host.config.loss_bound;
                 let Some(lane) = self.lanes.get_mut(number) else { return };
+                lane.epoch += 1;
                 lane.step = Step::Offered { deadline };
                 let offer = lane.offer(number);
                 self.say(Body::Offer(offer));
@@ -77,8 +96,16 @@ impl Session {
         if !self.reconcile(number, offer) {
             return;
         }
-        match self.create(number, routes).and_then(|()| self.join(number, offer)) {
-            Ok(()) => {
+        match self
+            .create(number, routes)
+            .and_then(|made| if made { self.join(number, offer).map(Some) } else { Ok(None) })
+        {
+            Ok(None) => {
+                if let Some(lane) = self.lanes.get_mut(number) {
+                    lane.offered = Some(offer);
+                }
+            }
+            Ok(Some(())) => {
                 let deadline = now + self.host.config.loss_bound;
                 let Some(lane) = self.lanes.get_mut(number) else { return };
                 lane.step = Step::Offered { deadline };
@@ -89,7 +116,8 @@ impl Session {
         }
     }
 
-    fn create(&mut self, number: usize, routes: &mut Routes) -> Result<(), String> {
+    /// Makes a queue pair; answers whether there was room for it.
+    fn create(&mut self, number: usize, routes: &mut Routes) -> Result<bool, String> {
         let (send, receive) = self.depths();
         let (place, _) = lane_rail(&self.host, self.remote.as_ref(), number);
         let rail = self.host.rails.get(place).ok_or("there is no such rail")?;
@@ -99,16 +127,21 @@ impl Session {
         if port.state != PortState::Active {
             return Err(format!("the port is {:?}", port.state));
         }
-        let queue_pair = lane::create(rail, &mut self.peer.outbound(), number, send, receive)?;
+        let made = lane::create(rail, &mut self.peer.outbound(), number, send, receive);
+        if let Some(lane) = self.lanes.get_mut(number) {
+            lane.waits = made == Ok(None);
+        }
+        let Some(queue_pair) = made? else { return Ok(false) };
         routes.insert((place, queue_pair), (self.number, number));
         if let Some(lane) = self.lanes.get_mut(number) {
             lane.number = queue_pair;
             lane.psn = random::packet_sequence_number();
             lane.receives = receive;
+            lane.carried = false;
             // From here on the queue pair is there, and has to be drained.
             lane.step = Step::Draining { deadline: Instant::now() + DRAIN };
         }
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn join(&mut self, number: usize, offer: Offer) -> Result<(), String> {
@@ -131,11 +164,12 @@ impl Session {
     pub(super) fn probe(&mut self, number: usize, now: Instant) {
         let posted = self.peer.outbound().probe(number);
         let Some(lane) = self.lanes.get_mut(number) else { return };
-        if posted {
-            lane.step = Step::Probing { deadline: now + self.host.config.loss_bound };
-        } else {
-            self.lane_failed(number, "its completion queue has no room; raise completion_queue_depth", now);
-        }
+        lane.waits = !posted;
+        lane.step = match lane.step {
+            _ if posted => Step::Probing { deadline: now + self.host.config.loss_bound },
+            step @ Step::Joined { .. } => step,
+            _ => Step::Joined { deadline: now + self.host.config.loss_bound },
+        };
     }
 
     /// What completions have said of a lane.
@@ -145,6 +179,7 @@ impl Session {
             LaneEvent::Carried => {
                 if let Some(lane) = self.lanes.get_mut(number) {
                     lane.failures = 0;
+                    lane.carried = true;
                 }
             }
             LaneEvent::Probed => {
@@ -154,17 +189,49 @@ impl Session {
                 }
                 self.check_resolved();
             }
-            LaneEvent::Failed(reason) => self.lane_failed(number, &reason, now),
+            LaneEvent::Answered => self.lane_answered(number, now),
+            LaneEvent::Failed { reason, answered } => {
+                if let Some(lane) = self.lanes.get_mut(number) {
+                    lane.carried |= answered;
+                }
+                self.lane_failed(number, &reason, now);
+            }
         }
+    }
+
+    /// The peer's answer on a lane that was given up before: not the path has failed.
+    fn lane_answered(&mut self, number: usize, now: Instant) {
+        let Some(lane) = self.lanes.get_mut(number) else { return };
+        lane.carried = true;
+        if let Step::Fading { .. } = lane.step {
+            let reason = lane.reason.clone();
+            return self.lane_failed(number, &reason, now);
+        }
+        lane.failures = lane.failures.min(1);
+        let (epoch, reason) = (lane.epoch, message::reason(&lane.reason));
+        self.say(Body::Down { lane: number as u16, epoch, carried: true, reason });
+    }
+
+    /// The peer has given a lane up. What is posted may have been answered already.
+    pub(super) fn fade(&mut self, number: usize, reason: &str, now: Instant) {
+        if self.peer.outbound().sender.is_drained(number) {
+            return self.lane_failed_quietly(number, reason, now);
+        }
+        self.peer.outbound().sender.fail_lane(number, reason);
+        let Some(lane) = self.lanes.get_mut(number) else { return };
+        lane.step = Step::Fading { until: now + FADE };
+        lane.reason = reason.into();
+        // So that the thread looks again in time.
+        lane.waits = true;
     }
 
     /// A lane has failed: it is drained and built anew, and the peer hears of it.
     pub(super) fn lane_failed(&mut self, number: usize, reason: &str, now: Instant) {
-        let epoch = self.lanes.get(number).map_or(0, |lane| lane.epoch);
+        let (epoch, carried) = self.lanes.get(number).map_or((0, false), |lane| (lane.epoch, lane.carried));
         let was_draining = self.is_draining(number);
         self.lane_failed_quietly(number, reason, now);
         if !was_draining || self.phase == Phase::Building {
-            self.say(Body::Down { lane: number as u16, epoch, reason: message::reason(reason) });
+            self.say(Body::Down { lane: number as u16, epoch, carried, reason: message::reason(reason) });
         }
     }
 
@@ -179,7 +246,11 @@ impl Session {
         let local = self.host.rails.get(place).map(|rail| rail.choice.describe()).unwrap_or_default();
         let remote = self.remote.as_ref().and_then(|side| side.rails.get(theirs)).map(lane::describe);
         let Some(control) = self.lanes.get_mut(number) else { return };
-        control.failures += 1;
+        if std::mem::take(&mut control.carried) {
+            control.failures = 0;
+        }
+        control.failures = control.failures.saturating_add(1);
+        control.waits = false;
         control.reason = format!("{local} to {}: {reason}", remote.unwrap_or_default());
         let failures = control.failures;
         tracing::warn!(peer = %self.peer.id, lane = number, failures, reason = control.reason, "a lane failed");
@@ -194,7 +265,7 @@ impl Session {
         } else {
             self.stop_lane(number, reason, now);
         }
-        // What failed may be the path and not the queue pair: an idle lane would not notice.
+        // A failed path may be that of the others too: those that nothing is posted on would not tell.
         self.peer.outbound().try_idle_lanes();
         self.check_resolved();
         self.attention.raise();
@@ -222,9 +293,12 @@ impl Session {
         for number in 0..self.lanes.len() {
             let Some(lane) = self.lanes.get(number) else { continue };
             let Step::Draining { deadline } = lane.step else { continue };
+            let (place, _) = lane_rail(&self.host, self.remote.as_ref(), number);
+            // A lost device completes nothing any more.
+            let lost = self.host.rails.get(place).is_none_or(Rail::is_lost);
             let drained = lane.receives == 0 && self.peer.outbound().sender.is_drained(number);
-            if drained || now >= deadline {
-                if !drained {
+            if drained || lost || now >= deadline {
+                if !drained && !lost {
                     tracing::warn!(peer = %self.peer.id, lane = number, "a failed queue pair did not complete what was posted; it is destroyed");
                 }
                 self.release(number, now, routes);
@@ -253,7 +327,7 @@ impl Session {
             if let Some(queue_pair) = outbound.queue_pairs.get_mut(number).and_then(Option::take) {
                 destroy(queue_pair, quiet);
                 if let Some(rail) = self.host.rails.get(place) {
-                    rail.credits.give(receive);
+                    rail.credits.give_receives(receive);
                 }
             }
             outbound.sender.fail_lane(number, "its queue pair is destroyed");

@@ -50,7 +50,7 @@ impl Session {
     }
 
     /// The peer broke the protocol.
-    fn break_off(&self, reason: &str) {
+    pub(super) fn break_off(&self, reason: &str) {
         let address = self.mail.address();
         let error = ConnectError::Protocol { address, reason: reason.into() };
         self.lose(&format!("it broke the protocol: {reason}"), error);
@@ -75,7 +75,9 @@ impl Session {
             Body::Offer(offer) => self.hear_offer(offer, now),
             Body::Answer(offer) => self.hear_answer(offer, now),
             Body::Ready { lane, epoch } => self.hear_ready(usize::from(lane), epoch, now),
-            Body::Down { lane, epoch, reason } => self.hear_down(usize::from(lane), epoch, &reason, now),
+            Body::Down { lane, epoch, carried, reason } => {
+                self.hear_down(usize::from(lane), epoch, carried, &reason, now);
+            }
             Body::Up => {
                 self.up_there = true;
                 self.check_connected();
@@ -201,20 +203,34 @@ impl Session {
         }
     }
 
-    fn hear_down(&mut self, number: usize, epoch: u32, reason: &str, now: Instant) {
+    fn hear_down(&mut self, number: usize, epoch: u32, carried: bool, reason: &str, now: Instant) {
         let Some(lane) = self.lanes.get_mut(number) else { return };
         if epoch < lane.epoch {
             return;
         }
         let reason = format!("the peer says: {reason}");
-        match lane.step {
-            Step::Draining { .. } => {}
-            Step::Idle { .. } => {
-                lane.failures += 1;
-                lane.reason = reason;
+        lane.offered.take_if(|offer| offer.epoch <= epoch);
+        match &mut lane.step {
+            Step::Draining { .. } | Step::Idle { .. } => {
+                // Of a queue pair that this side had as well, it is the failure that was counted here.
+                if epoch > lane.epoch || epoch == 0 {
+                    lane.failures = lane.failures.saturating_add(1);
+                    lane.reason = reason;
+                }
+                if carried {
+                    lane.failures = lane.failures.min(1);
+                }
+                let next = now + lane.backoff();
+                if let Step::Idle { next: planned } = &mut lane.step {
+                    *planned = next.min(*planned);
+                }
                 self.check_resolved();
             }
-            _ => self.lane_failed_quietly(number, &reason, now),
+            Step::Fading { .. } => {}
+            _ => {
+                lane.carried |= carried;
+                self.fade(number, &reason, now);
+            }
         }
     }
 
