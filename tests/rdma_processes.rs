@@ -56,7 +56,7 @@ fn rdma(role: Role) -> RdmaConfig {
         .expect("KVFERRY_RDMA_DEVICES names devices; run this with `bash tests/softroce/run.sh COMMAND`");
     let device = match role {
         Role::Prefill => devices.split(',').next(),
-        Role::Decode => devices.split(',').next_back(),
+        _ => devices.split(',').next_back(),
     };
     RdmaConfig::default().with_rails(Rails::Manual(vec![Rail::new(device.unwrap())])).with_loss_bound(BOUND)
 }
@@ -291,8 +291,9 @@ fn push(peer: &Peer, request: u64) -> Push {
     peer.push(request, &all_pages(), &all_pages()).unwrap()
 }
 
-/// Pushes four requests, lets `end` befall the receiver in the middle of one, and asserts that they all end in time.
-async fn pushes_end(peer: &Peer, end: impl FnOnce()) {
+/// Pushes four requests, lets `end` befall the receiver in the middle of one, and asserts that they all end in time, and then the
+/// connection. Answers how many failed.
+async fn pushes_end(peer: &Peer, end: impl FnOnce()) -> usize {
     let mut pushes: Vec<_> = (1..5).map(|request| push(peer, request)).collect();
     while pushes.iter().all(|push| push.progress().0 == 0) {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -315,13 +316,13 @@ async fn pushes_end(peer: &Peer, end: impl FnOnce()) {
             outcome => panic!("{outcome:?}"),
         }
     }
-    assert!(failed > 0, "nothing was in flight");
     assert!(since.elapsed() < BOUND + SLACK, "noticed after {:?}", since.elapsed());
     // The queue pairs gave up; that the process is gone, the control channel says.
     while peer.is_connected() {
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert!(since.elapsed() < BOUND + SLACK, "the peer is still there");
     }
+    failed
 }
 
 #[tokio::test]
@@ -331,7 +332,7 @@ async fn a_killed_receiver_fails_the_pushes_and_its_successor_at_the_same_addres
     let (mut other, address) = pair.decode(None);
     let peer = pair.connect(address).await;
     push(&peer, 0).await.unwrap();
-    pushes_end(&peer, || other.kill()).await;
+    assert!(pushes_end(&peer, || other.kill()).await > 0, "nothing was in flight");
     let (_successor, _) = pair.decode(Some(address));
     let again = pair.connect(address).await;
     assert_ne!(again.incarnation(), peer.incarnation());
@@ -383,7 +384,9 @@ async fn a_receiver_that_is_stopped_for_too_long_is_lost_and_can_be_met_again() 
     let (mut other, address) = pair.decode(None);
     let peer = pair.connect(address).await;
     push(&peer, 0).await.unwrap();
+    // Its device takes what comes also while it is stopped, so a push may be delivered.
     pushes_end(&peer, || other.signal("-STOP")).await;
+    assert!(peer.push(5, &all_pages(), &all_pages()).is_err(), "it was lost");
     other.signal("-CONT");
     other.hear("lost");
     let again = pair.connect(address).await;

@@ -62,14 +62,16 @@ fn a_link_that_is_down_for_a_moment_costs_transfers_and_not_the_peer() {
         return;
     }
     let net = Net::default();
-    let pair = Pair::new(&net);
+    // Unplugging and plugging take a second or two each where they are emulated.
+    let bound = 3 * LOSS_BOUND;
+    let pair = Pair::with(&net, |config| config.with_loss_bound(bound));
     let (source, mut target) = pair.fields(2 * MIB);
     let batch = scattered(&source, &target, 64 << 10);
     target.expect(&source, &batch);
     let mut outages = Vec::new();
     let (sent, events) = Traffic::during(&pair, &batch, |traffic| {
         // Again and again: the peer must not wear out.
-        for _ in 0..4 {
+        for _ in 0..3 {
             traffic.goes_on(2);
             let down = Instant::now();
             let unplugged = Unplugged::now();
@@ -82,7 +84,7 @@ fn a_link_that_is_down_for_a_moment_costs_transfers_and_not_the_peer() {
     });
     for batch in &sent {
         assert!(batch.outcome.is_ok() || is_of_the_path(&batch.outcome), "{batch:?}");
-        assert!(batch.ended - batch.submitted <= LOSS_BOUND + SLACK, "{batch:?}");
+        assert!(batch.ended - batch.submitted <= bound + SLACK, "{batch:?}");
     }
     for (down, up) in outages {
         let failed = sent.iter().filter(|it| it.outcome.is_err() && it.ended > down).count();

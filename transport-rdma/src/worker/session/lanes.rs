@@ -2,6 +2,7 @@
 
 use std::{
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use crate::{
     peer::End,
     rail::Rail,
     sender::LaneEvent,
-    verbs::PortState,
+    verbs::{PortState, QueuePair},
     worker::{
         Routes,
         lane::{self, DRAIN, FADE, Join, LAST_PATH_PAUSE, LaneControl, Step},
@@ -323,13 +324,18 @@ impl Session {
         }
         let (place, _) = lane_rail(&self.host, self.remote.as_ref(), number);
         routes.remove(&(place, lane.number));
+        // At the end of a connection its queue pairs are waited for.
+        let mut quiet = lane.receives == 0
+            && matches!(lane.step, Step::Draining { .. })
+            && !matches!(self.phase, Phase::Ending { .. });
         lane.receives = 0;
         lane.step = Step::Idle { next };
         let (_, receive) = self.depths();
         {
             let mut outbound = self.peer.outbound();
+            quiet &= outbound.sender.is_drained(number);
             if let Some(queue_pair) = outbound.queue_pairs.get_mut(number).and_then(Option::take) {
-                drop(queue_pair);
+                destroy(queue_pair, quiet);
                 if let Some(rail) = self.host.rails.get(place) {
                     rail.credits.give_receives(receive);
                 }
@@ -446,5 +452,14 @@ impl Session {
                 self.fail_lane(number, reason);
             }
         }
+    }
+}
+
+/// Destroys a queue pair. One that is in ERR and has completed everything touches no memory any more, and nobody has to wait until it is
+/// gone: Soft-RoCE keeps it for seconds where its last packets wait for the address of a peer that does not answer.
+fn destroy(queue_pair: Box<dyn QueuePair>, quiet: bool) {
+    if quiet {
+        // Without a thread it is dropped here.
+        let _ = thread::Builder::new().name("kvferry-rdma-qp".into()).spawn(move || drop(queue_pair));
     }
 }
