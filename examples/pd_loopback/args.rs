@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use crate::rdma;
+use clap::{Parser, ValueEnum};
 use kvferry::kv_plan::Side;
+use serde::{Deserialize, Serialize};
 
-/// Moves the KV cache of several requests from prefill ranks to decode ranks, one OS process for each rank, over QUIC on
-/// loopback, and checks every byte.
+/// Moves the KV cache of several requests from prefill ranks to decode ranks, one OS process for each rank, over
+/// RDMA or QUIC, and checks every byte.
 #[derive(Debug, Parser)]
 #[command(name = "pd_loopback")]
 pub(crate) struct Args {
@@ -22,12 +24,15 @@ pub(crate) struct Args {
     /// Tokens of a page.
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
     pub(crate) page: u32,
-    /// Tokens of each request.
-    #[arg(long, default_value_t = 2048)]
-    pub(crate) tokens: u32,
-    /// How many requests.
-    #[arg(long, default_value_t = 8)]
-    pub(crate) requests: u32,
+    /// Tokens of each request; 2048, or 128 on Soft-RoCE, which moves some 25 MB/s in an emulated machine.
+    #[arg(long)]
+    pub(crate) tokens: Option<u32>,
+    /// How many requests; 8, or 2 on Soft-RoCE.
+    #[arg(long)]
+    pub(crate) requests: Option<u32>,
+    /// What carries the pages. With rdma it is an error when two ranks that talk do not use it.
+    #[arg(long, value_enum, default_value_t = Carrier::Auto)]
+    pub(crate) transport: Carrier,
     /// Decides the pages and their contents.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -39,7 +44,25 @@ pub(crate) struct Args {
     pub(crate) rank_process: bool,
 }
 
+/// What carries the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Carrier {
+    /// RDMA where it is there, else QUIC.
+    Auto,
+    /// QUIC only.
+    Quic,
+    /// RDMA, or nothing. The devices are chosen, or named by KVFERRY_RDMA_DEVICES: that of prefill, and that of decode.
+    Rdma,
+}
+
 impl Args {
+    /// Tokens of a request, and how many requests.
+    pub(crate) fn size(&self) -> (u32, u32) {
+        let slow = self.transport != Carrier::Quic && rdma::is_emulated();
+        let (tokens, requests) = if slow { (128, 2) } else { (2048, 8) };
+        (self.tokens.unwrap_or(tokens), self.requests.unwrap_or(requests))
+    }
+
     /// The two sides.
     pub(crate) fn sides(&self) -> Result<(Side, Side), String> {
         let side = |flag: &str, text: &str| text.parse::<Side>().map_err(|error| format!("{flag}: {error}"));

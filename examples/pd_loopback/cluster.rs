@@ -14,6 +14,7 @@ use std::{
 use kvferry::kv_plan::{CacheLayout, Rank};
 
 use crate::{
+    args::Carrier,
     protocol::{Order, Report},
     rank,
     workload::{End, Refused, Workload},
@@ -53,7 +54,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Starts a process for each rank and lets all of them trust each other.
-    pub(crate) fn start(workload: &Workload, sides: [(End, &[CacheLayout]); 2]) -> Result<Self, Failure> {
+    pub(crate) fn start(
+        workload: &Workload,
+        carrier: Carrier,
+        sides: [(End, &[CacheLayout]); 2],
+    ) -> Result<Self, Failure> {
         let program = std::env::current_exe().map_err(|error| Failure::Failed(error.to_string()))?;
         let (sender, reports) = mpsc::channel();
         let mut cluster = Self {
@@ -80,7 +85,7 @@ impl Cluster {
                 });
                 let rank = layout.rank();
                 cluster.ranks.push(RankProcess { end, rank, input, key: String::new() });
-                cluster.order(index, &Order::Start { workload: workload.clone(), end, rank })?;
+                cluster.order(index, &Order::Start { workload: workload.clone(), end, rank, carrier })?;
             }
         }
         Ok(cluster)

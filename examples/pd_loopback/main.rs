@@ -14,6 +14,7 @@ mod cluster;
 mod pattern;
 mod protocol;
 mod rank;
+mod rdma;
 mod report;
 mod workload;
 
@@ -26,7 +27,7 @@ use crate::{
     args::Args,
     cluster::{Cluster, Failure},
     protocol::{Order, Report},
-    report::{Progress, RankLine, Summary},
+    report::{Carried, Progress, RankLine, Summary},
     workload::{End, Refused, Workload},
 };
 
@@ -79,7 +80,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<Summary, Failure> {
     args.sides().map_err(Failure::Failed)?;
-    if args.page == 0 || args.tokens == 0 || args.requests == 0 {
+    let (tokens, requests) = args.size();
+    if args.page == 0 || tokens == 0 || requests == 0 {
         return Err(Failure::Failed("--page, --tokens and --requests must not be zero".into()));
     }
     let model = match &args.config {
@@ -92,17 +94,18 @@ fn run(args: &Args) -> Result<Summary, Failure> {
         prefill: args.prefill.clone(),
         decode: args.decode.clone(),
         page: args.page,
-        tokens: args.tokens,
-        requests: args.requests,
+        tokens,
+        requests,
         seed: args.seed,
     };
     let prefill = workload.layouts(End::Prefill).map_err(Failure::Refused)?;
     let decode = workload.layouts(End::Decode).map_err(Failure::Refused)?;
     say_memory(&prefill, &decode, args.json)?;
 
-    let mut cluster = Cluster::start(&workload, [(End::Decode, &decode), (End::Prefill, &prefill)])?;
-    connect(&mut cluster)?;
-    let summary = waves(&mut cluster, &workload, &prefill, args.json)?;
+    let mut cluster = Cluster::start(&workload, args.transport, [(End::Decode, &decode), (End::Prefill, &prefill)])?;
+    let carriers = connect(&mut cluster)?;
+    let mut summary = waves(&mut cluster, &workload, &prefill, args.json)?;
+    summary.carriers = carriers;
     let all = cluster.order_all(None, &Order::Finish)?;
     cluster.collect(&all, |_, _| {})?;
     cluster.join()?;
@@ -138,8 +141,9 @@ fn available_memory() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Hands out the identities and addresses, and lets every prefill rank meet every decode rank.
-fn connect(cluster: &mut Cluster) -> Result<(), Failure> {
+/// Hands out the identities and addresses, and lets every prefill rank meet every decode rank. Answers what carries the pages
+/// between which ranks.
+fn connect(cluster: &mut Cluster) -> Result<Vec<Carried>, Failure> {
     let unexpected = |report: &Report| Failure::Failed(format!("a rank said {report:?} out of turn"));
     let all = cluster.of(None);
     for (index, report) in cluster.collect(&all, |_, _| {})? {
@@ -157,8 +161,20 @@ fn connect(cluster: &mut Cluster) -> Result<(), Failure> {
         peers.extend(process.map(|process| (address, process.key.clone())));
     }
     let ranks = cluster.order_all(Some(End::Prefill), &Order::Connect { peers })?;
-    cluster.collect(&ranks, |_, _| {})?;
-    Ok(())
+    let mut carried = Vec::new();
+    for (index, report) in cluster.collect(&ranks, |_, _| {})? {
+        let Report::Connected { carriers } = report else { return Err(unexpected(&report)) };
+        let name = |process: &cluster::RankProcess| rank::name(process.end, process.rank);
+        let from = cluster.ranks.get(index).map(name).unwrap_or_default();
+        let decode = cluster.ranks.iter().filter(|process| process.end == End::Decode);
+        carried.extend(decode.zip(carriers).map(|(to, (transport, reason))| Carried {
+            from: from.clone(),
+            to: name(to),
+            transport,
+            reason,
+        }));
+    }
+    Ok(carried)
 }
 
 /// Moves the requests, a few at a time: their pages are used again by the next ones.
@@ -217,5 +233,5 @@ fn waves(cluster: &mut Cluster, workload: &Workload, prefill: &[CacheLayout], qu
         }
     }
     progress.finish();
-    Ok(Summary { requests: workload.requests, bytes, seconds, transport: "quic", ranks: lines })
+    Ok(Summary { requests: workload.requests, bytes, seconds, carriers: Vec::new(), ranks: lines })
 }

@@ -6,16 +6,19 @@ use std::net::SocketAddr;
 use kvferry::kv_plan::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::workload::{End, Refused, Workload};
+use crate::{
+    args::Carrier,
+    workload::{End, Refused, Workload},
+};
 
 /// From the program to a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Be this rank. Answered by [`Report::Identity`].
-    Start { workload: Workload, end: End, rank: Rank },
+    Start { workload: Workload, end: End, rank: Rank, carrier: Carrier },
     /// Listen, and let these keys in. Answered by [`Report::Listening`].
     Listen { trusted: Vec<String> },
-    /// Connect to these ranks. Answered by [`Report::Done`].
+    /// Connect to these ranks. Answered by [`Report::Connected`].
     Connect { peers: Vec<(SocketAddr, String)> },
     /// A prefill rank: put the contents of these requests into their pages. A decode rank: expect the requests. Answered by
     /// [`Report::Done`].
@@ -35,6 +38,8 @@ pub(crate) enum Report {
     Identity { key: String },
     /// Where it listens.
     Listening { address: SocketAddr },
+    /// What carries the pages to each rank, and why nothing better does.
+    Connected { carriers: Vec<(String, String)> },
     /// What was ordered is done.
     Done,
     /// Bytes of the current requests that were handed to the network so far.

@@ -14,8 +14,10 @@ use kvferry::{
 };
 
 use crate::{
+    args::Carrier,
     pattern,
     protocol::{Order, Report},
+    rdma,
     workload::{End, Refused, Workload},
 };
 
@@ -73,7 +75,7 @@ fn next(orders: &mpsc::Receiver<Order>) -> Result<Order, Report> {
 }
 
 async fn serve(orders: &mpsc::Receiver<Order>) -> Result<(), Report> {
-    let Order::Start { workload, end, rank } = next(orders)? else { return Err(failed("Start was expected")) };
+    let Order::Start { workload, end, rank, carrier } = next(orders)? else { return Err(failed("Start was expected")) };
     let layouts = workload.layouts(end).map_err(Report::Refused)?;
     let layout = layouts
         .into_iter()
@@ -96,14 +98,13 @@ async fn serve(orders: &mpsc::Receiver<Order>) -> Result<(), Report> {
         End::Prefill => Role::Prefill,
         End::Decode => Role::Decode,
     };
-    let engine = Engine::builder(role, Authentication::raw_keys(identity, keys))
+    let builder = Engine::builder(role, Authentication::raw_keys(identity, keys))
         .config(config())
-        .cache(layout.clone(), memories.clone())
-        .build()
-        .map_err(failed)?;
+        .cache(layout.clone(), memories.clone());
+    let engine = rdma::add(builder, carrier, end).build().map_err(failed)?;
     say(&Report::Listening { address: engine.local_addr() });
 
-    let rank = RankState { workload, end, layout, memories, engine, peers: Vec::new() };
+    let rank = RankState { workload, end, carrier, layout, memories, engine, peers: Vec::new() };
     let result = rank.orders(orders).await;
     match result {
         Ok(engine) => {
@@ -120,12 +121,14 @@ fn config() -> EngineConfig {
     EngineConfig::default()
         .with_deployment(DEPLOYMENT)
         .with_handshake_timeout(patience)
+        .with_transport_timeout(patience)
         .with_quic(QuicConfig::default().with_connect_timeout(patience))
 }
 
 struct RankState {
     workload: Workload,
     end: End,
+    carrier: Carrier,
     layout: CacheLayout,
     memories: Vec<Memory>,
     engine: Engine,
@@ -143,7 +146,8 @@ impl RankState {
                         let peer = self.engine.connect(address, Some(key)).await;
                         self.peers.push(peer.map_err(|error| refusal(&error))?);
                     }
-                    say(&Report::Done);
+                    let carriers = self.peers.iter().map(|peer| self.carrier(peer)).collect::<Result<_, _>>()?;
+                    say(&Report::Connected { carriers });
                 }
                 Order::Prepare { requests: next } => {
                     requests = next;
@@ -171,6 +175,18 @@ impl RankState {
                 order => return Err(failed(format!("{order:?} was not expected"))),
             }
         }
+    }
+
+    /// What carries the pages to a peer, and why nothing better does.
+    fn carrier(&self, peer: &Peer) -> Result<(String, String), Report> {
+        let reasons: Vec<String> =
+            peer.passed_over().iter().map(|over| format!("{}: {}", over.transport, over.reason)).collect();
+        let reasons = reasons.join("; ");
+        if self.carrier == Carrier::Rdma && peer.transport() != "rdma" {
+            let (rank, transport) = (peer.layout().rank(), peer.transport());
+            return Err(failed(format!("{rank} is reached by {transport} and not by rdma: {reasons}")));
+        }
+        Ok((peer.transport().to_owned(), reasons))
     }
 
     fn pages(&self, end: End, layout: &CacheLayout, request: u64) -> Result<Vec<PageId>, Report> {

@@ -24,11 +24,28 @@ pub(crate) struct Summary {
     pub(crate) bytes: u64,
     /// While pages moved: from the order to move to the last commit, over all waves.
     pub(crate) seconds: f64,
-    pub(crate) transport: &'static str,
+    pub(crate) carriers: Vec<Carried>,
     pub(crate) ranks: Vec<RankLine>,
 }
 
+/// What carried the pages from one rank to another, and why nothing better did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Carried {
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) transport: String,
+    pub(crate) reason: String,
+}
+
 impl Summary {
+    /// The transports that were used.
+    fn transports(&self) -> String {
+        let mut names: Vec<&str> = self.carriers.iter().map(|carried| carried.transport.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.join(" and ")
+    }
+
     fn gb_per_s(&self) -> f64 {
         rate(self.bytes, self.seconds)
     }
@@ -41,9 +58,19 @@ impl Summary {
             "bytes": self.bytes,
             "seconds": self.seconds,
             "gb_per_s": self.gb_per_s(),
-            "transport": self.transport,
+            "transport": self.transports(),
+            "passed_over": self.passed_over(),
         })
         .to_string()
+    }
+
+    /// Why something better was not used, each reason once.
+    fn passed_over(&self) -> Vec<&str> {
+        let mut reasons: Vec<&str> = self.carriers.iter().map(|carried| carried.reason.as_str()).collect();
+        reasons.retain(|reason| !reason.is_empty());
+        reasons.sort_unstable();
+        reasons.dedup();
+        reasons
     }
 
     /// The table.
@@ -65,12 +92,15 @@ impl Summary {
                 rate(rank.bytes, rank.seconds),
             );
         }
+        for carried in self.carriers.iter().filter(|carried| !carried.reason.is_empty()) {
+            println!("{} to {} by {}, and not by {}", carried.from, carried.to, carried.transport, carried.reason);
+        }
         println!(
             "\n{} requests, {:.1} MB in {:.2} s by {}: {:.2} GB/s, every byte verified",
             self.requests,
             self.bytes as f64 / 1e6,
             self.seconds,
-            self.transport,
+            self.transports(),
             self.gb_per_s()
         );
     }
