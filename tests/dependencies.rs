@@ -3,13 +3,19 @@
 
 use std::{collections::BTreeSet, process::Command};
 
-const OURS: [&str; 4] = ["kv-plan", "transport-core", "transport-quic", "kvferry"];
+const OURS: [&str; 5] = ["kv-plan", "transport-core", "transport-quic", "transport-rdma", "kvferry"];
 
 /// Names of all packages that a package needs to be built with all its features, tests left out.
 fn tree(package: &str) -> BTreeSet<String> {
+    tree_with(package, &["--all-features"])
+}
+
+/// As [`tree`], with these features.
+fn tree_with(package: &str, features: &[&str]) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
-        .args(["tree", "--offline", "--locked", "--all-features", "--edges", "normal,build", "--prefix", "none"])
+        .args(["tree", "--offline", "--locked", "--edges", "normal,build", "--prefix", "none"])
         .args(["--format", "{p}", "--package", package])
+        .args(features)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
@@ -34,7 +40,28 @@ fn dependencies_run_one_way() {
     assert_eq!(ours("kv-plan"), Vec::<String>::new());
     assert_eq!(ours("transport-core"), Vec::<String>::new());
     assert_eq!(ours("transport-quic"), ["transport-core"]);
-    assert_eq!(ours("kvferry"), ["kv-plan", "transport-core", "transport-quic"]);
+    assert_eq!(ours("transport-rdma"), ["transport-core"]);
+    assert_eq!(ours("kvferry"), ["kv-plan", "transport-core", "transport-quic", "transport-rdma"]);
+}
+
+/// What only the real verbs need: whoever does not ask for them needs no C compiler and no header of theirs.
+#[test]
+fn the_verbs_are_optional() {
+    let foreign = ["ibverbs-sys", "libloading", "bindgen", "clang-sys", "cmake", "cc"];
+    for (package, features) in [("transport-rdma", &[][..]), ("transport-rdma", &["--features", "sim"])] {
+        let tree = tree_with(package, features);
+        for banned in foreign {
+            assert!(!tree.contains(banned), "{package} with {features:?} depends on {banned}");
+        }
+        assert!(!tree.contains("tokio"), "{package} brings a runtime");
+    }
+    let plain = tree_with("kvferry", &[]);
+    for banned in ["transport-rdma", "ibverbs-sys", "libloading", "bindgen"] {
+        assert!(!plain.contains(banned), "kvferry depends on {banned} by default");
+    }
+    // With the feature the library is opened at run time; the binding brings the types.
+    let verbs = tree_with("transport-rdma", &["--features", "verbs"]);
+    assert!(verbs.contains("ibverbs-sys") && verbs.contains("libloading"));
 }
 
 #[test]

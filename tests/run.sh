@@ -19,28 +19,38 @@ step() {
 
 # Runs a command, shows what it prints, and adds the tests that cargo's runners counted to the total.
 counted() {
-    local out="$log/out" counts failed
-    if ! "$@" 2>&1 | tee "$out"; then
+    if ! "$@" 2>&1 | tee "$log/out"; then
         echo "failed: $*" >&2
         exit 1
     fi
+    tally "$log/out"
+}
+
+# Adds the tests of some output to the total.
+tally() {
+    local out=$1 counts failed
     counts=$(sed -nE 's/^test result: ok\. ([0-9]+) passed; ([0-9]+) failed.*/\1 \2/p' "$out")
     failed=$(awk '{ f += $2 } END { print f + 0 }' <<<"$counts")
     [ "$failed" -eq 0 ] || exit 1
     passed=$((passed + $(awk '{ p += $1 } END { print p + 0 }' <<<"$counts")))
 }
 
-packages() {
-    step "Debian packages"
+# Installs the Debian packages that are missing.
+install() {
     local missing=() package
-    # A C compiler for ring, and the tools that the tests themselves call.
-    for package in gcc libc6-dev procps; do
+    for package in "$@"; do
         dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
     done
     if [ ${#missing[@]} -gt 0 ]; then
         apt-get update -qq
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
     fi
+}
+
+packages() {
+    step "Debian packages"
+    # A C compiler for ring, what the binding of libibverbs is built with, and the tools that the tests themselves call.
+    install gcc libc6-dev procps cmake clang libclang-dev pkg-config libibverbs-dev libnl-3-dev libnl-route-3-dev
     command -v cargo >/dev/null || { echo "cargo is missing: install Rust (see rust-version in Cargo.toml)" >&2; exit 1; }
     cargo --version
 }
@@ -70,9 +80,59 @@ tests() {
 features() {
     step "each crate alone, with its default features"
     local crate
-    for crate in kv-plan transport-core transport-quic kvferry; do
+    for crate in kv-plan transport-core transport-quic transport-rdma kvferry; do
         cargo check --package "$crate" --locked
     done
+    step "RDMA on simulated NICs alone, and as a user builds it"
+    local rustdoc="-D warnings"
+    cargo clippy --package transport-rdma --lib --features sim --locked -- -D warnings
+    RUSTDOCFLAGS=$rustdoc cargo doc --package transport-rdma --lib --features sim --no-deps --locked
+    # Without what tests add, which is in all other steps. It builds the binding once more, because what the binding itself is built with
+    # has other features then; both commands share that.
+    cargo clippy --workspace --lib --features kvferry/rdma --locked -- -D warnings
+    RUSTDOCFLAGS=$rustdoc cargo doc --workspace --lib --features kvferry/rdma --no-deps --locked
+}
+
+softroce() {
+    step "real verbs, on Soft-RoCE devices in a virtual machine"
+    install qemu-system-x86 busybox-static cpio kmod zstd xz-utils iproute2 binutils python3 util-linux \
+        rdma-core ibverbs-providers ibverbs-utils perftest libibverbs-dev libnl-3-dev libnl-route-3-dev \
+        cmake clang libclang-dev pkg-config
+    local list="$log/softroce" status try
+    # With everything, as the step `tests` does, so that nothing else is built anew.
+    cargo test --workspace --all-features --locked --no-run --test native_verbs --test real_conformance \
+        --test real_failures --test real_transfers --test rdma_processes 2>&1 | tee "$log/built"
+    # Each line: name, limit in seconds, command. They share the devices, so each test runs alone. In one machine, whose start takes
+    # ten seconds; all of it takes less than eight minutes.
+    : >"$list"
+    in_guest() {
+        local binary
+        binary=$(sed -n "s/^ *Executable .*(\(.*\/$1-[0-9a-f]*\))\$/\1/p" "$log/built")
+        [ -n "$binary" ] || { echo "the test $1 was not built" >&2; exit 1; }
+        binary=$(realpath "$binary")
+        echo "$1 $2 $binary --test-threads=1 ${*:3}" >>"$list"
+    }
+    in_guest native_verbs 90 --ignored
+    in_guest real_conformance 180
+    in_guest real_failures 120
+    in_guest real_transfers 60
+    in_guest rdma_processes 150
+    # Place for more lines: the example pd_loopback over RDMA.
+    # Place for more lines: the example bench over RDMA, and perftest.
+    for try in 1 2; do
+        status=0
+        KVFERRY_VM_TIMEOUT=460 KVFERRY_VM_VERBOSE=1 bash tests/softroce/run.sh bash tests/softroce/suite.sh "$list" 2>&1 |
+            tee "$log/out" || status=${PIPESTATUS[0]}
+        # A machine that died says nothing about the tests. Twice in a row it may be the tests that kill it.
+        [ "$status" -eq 125 ] || break
+        echo "softroce: the virtual machine died (try $try of 2); this is not a failed test" >&2
+    done
+    case $status in
+    0) tally "$log/out" ;;
+    124) echo "softroce: all together took longer than the machine may run" >&2; exit 1 ;;
+    125) echo "softroce: no result: the virtual machine dies" >&2; exit 1 ;;
+    *) echo "softroce: failed with status $status" >&2; exit 1 ;;
+    esac
 }
 
 sanitizers() {
@@ -102,7 +162,7 @@ deny() {
     cargo deny --locked check licenses bans sources
 }
 
-steps=(packages format lints docs tests features examples sanitizers deny)
+steps=(packages format lints docs tests features softroce examples sanitizers deny)
 [ $# -eq 0 ] || steps=("$@")
 for name in "${steps[@]}"; do
     "$name"
