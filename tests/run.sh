@@ -83,14 +83,9 @@ features() {
     for crate in kv-plan transport-core transport-quic transport-rdma kvferry; do
         cargo check --package "$crate" --locked
     done
-    step "RDMA on simulated NICs alone, and as a user builds it"
-    local rustdoc="-D warnings"
+    step "RDMA on simulated NICs alone"
     cargo clippy --package transport-rdma --lib --features sim --locked -- -D warnings
-    RUSTDOCFLAGS=$rustdoc cargo doc --package transport-rdma --lib --features sim --no-deps --locked
-    # Without what tests add, which is in all other steps. It builds the binding once more, because what the binding itself is built with
-    # has other features then; both commands share that.
-    cargo clippy --workspace --lib --features kvferry/rdma --locked -- -D warnings
-    RUSTDOCFLAGS=$rustdoc cargo doc --workspace --lib --features kvferry/rdma --no-deps --locked
+    RUSTDOCFLAGS="-D warnings" cargo doc --package transport-rdma --lib --features sim --no-deps --locked
 }
 
 softroce() {
@@ -100,8 +95,9 @@ softroce() {
         cmake clang libclang-dev pkg-config
     local list="$log/softroce" status try
     # With everything, as the step `tests` does, so that nothing else is built anew.
+    cargo build --workspace --examples --all-features --locked
     cargo test --workspace --all-features --locked --no-run --test native_verbs --test real_conformance \
-        --test real_failures --test real_transfers --test rdma_processes 2>&1 | tee "$log/built"
+        --test real_failures --test real_transfers --test rdma_processes --test doctor_example 2>&1 | tee "$log/built"
     # Each line: name, limit in seconds, command. They share the devices, so each test runs alone. In one machine, whose start takes
     # ten seconds; all of it takes less than eight minutes.
     : >"$list"
@@ -117,8 +113,15 @@ softroce() {
     in_guest real_failures 120
     in_guest real_transfers 60
     in_guest rdma_processes 150
-    # Place for more lines: the example pd_loopback over RDMA.
-    # Place for more lines: the example bench over RDMA, and perftest.
+    in_guest doctor_example 30 --ignored
+    # The examples themselves. The bench is here to see that it runs: nothing is decided by its figures.
+    local examples
+    examples=$(realpath target/debug/examples)
+    {
+        echo "pd_loopback_mla 60 $examples/pd_loopback --transport rdma"
+        echo "pd_loopback_gqa 60 $examples/pd_loopback --transport rdma --config tests/data/models/smollm2-135m.json --prefill tp=3 --decode tp=3 --page 16"
+        echo "bench 90 $examples/bench --transport rdma --small --runs 1 --pattern 4k --pattern 64k --pattern write-4096"
+    } >>"$list"
     for try in 1 2; do
         status=0
         KVFERRY_VM_TIMEOUT=460 KVFERRY_VM_VERBOSE=1 bash tests/softroce/run.sh bash tests/softroce/suite.sh "$list" 2>&1 |
@@ -151,7 +154,8 @@ examples() {
     cargo run --release --locked --example pd_loopback -- --tokens 2048 --requests 4
     cargo run --release --locked --example plan -- --config tests/data/models/deepseek-v3.json --page 64 --prefill pp=4 --decode pp=1
     cargo run --release --locked --example bench -- --pattern 64k --runs 3
-    passed=$((passed + 4))
+    cargo run --release --locked --example doctor
+    passed=$((passed + 5))
 }
 
 deny() {
