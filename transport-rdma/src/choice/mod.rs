@@ -2,7 +2,7 @@
 //!
 //! Choosing wrong is the most frequent failure of a RoCE set-up: a link-local or RoCE v1 GID pairs with a routable one, no packet ever
 //! arrives, and the first write fails after a time-out. So the choice is made by rule, can be looked at
-//! ([`survey`]) and overridden by hand ([`Rails::Manual`]).
+//! ([`survey()`]) and overridden by hand ([`Rails::Manual`]).
 
 mod gid;
 mod survey;
