@@ -29,39 +29,75 @@ pub struct WriteSlice {
     pub len: u64,
 }
 
-/// `count` neighbouring units (pages, as a rule) on both sides, starting at unit `src` here and unit `dst` there.
+/// `count` neighbouring units on both sides, starting at unit `src` of row `src_row` here and unit `dst` of row `dst_row` there.
+///
+/// Units are pages or tokens, as a rule. Rows are for what is laid out in two steps: tokens in pages where a page is not
+/// simply its tokens one after the other. Where there are none, they are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(C)]
 pub struct Run {
+    /// Row on the sending side.
+    pub src_row: u64,
     /// First unit on the sending side.
     pub src: u64,
+    /// Row on the receiving side.
+    pub dst_row: u64,
     /// First unit on the receiving side.
     pub dst: u64,
     /// How many units.
     pub count: u64,
 }
 
+impl Run {
+    /// Units without rows.
+    pub const fn new(src: u64, dst: u64, count: u64) -> Self {
+        Self { src_row: 0, src, dst_row: 0, dst, count }
+    }
+}
+
 /// A pair of tables (one layer's buffer on either side) and how units are laid out in them.
 ///
-/// A run `(s, d, n)` writes, for each `i` below `n`, `len` bytes from `src_base + (s + i) * src_stride` to
-/// `dst_base + (d + i) * dst_stride`. Where both strides equal `len`, that is one slice of `n * len` bytes.
+/// A run of `n` units from unit `s` of row `p` to unit `d` of row `q` writes, for each `i` below `n`, `len` bytes from
+/// `src_base + p * src_row_stride + (s + i) * src_stride` to `dst_base + q * dst_row_stride + (d + i) * dst_stride`. Where
+/// both strides equal `len`, that is one slice of `n * len` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(C)]
 pub struct TablePair {
     /// The local region that is read.
     pub src: RegionId,
-    /// Offset in bytes of unit 0 in it.
+    /// Offset in bytes of unit 0 of row 0 in it.
     pub src_base: u64,
+    /// Bytes from one row to the next in it.
+    pub src_row_stride: u64,
     /// Bytes from one unit to the next in it.
     pub src_stride: u64,
     /// The peer's region that is written.
     pub dst: RegionId,
-    /// Offset in bytes of unit 0 in it.
+    /// Offset in bytes of unit 0 of row 0 in it.
     pub dst_base: u64,
+    /// Bytes from one row to the next in it.
+    pub dst_row_stride: u64,
     /// Bytes from one unit to the next in it.
     pub dst_stride: u64,
     /// Bytes that move for each unit.
     pub len: u64,
+}
+
+impl TablePair {
+    /// A pair of tables that moves nothing yet: bases, strides and length are 0. For `TablePair { len: 64, ..TablePair::between(src, dst) }`.
+    pub const fn between(src: RegionId, dst: RegionId) -> Self {
+        Self {
+            src,
+            src_base: 0,
+            src_row_stride: 0,
+            src_stride: 0,
+            dst,
+            dst_base: 0,
+            dst_row_stride: 0,
+            dst_stride: 0,
+            len: 0,
+        }
+    }
 }
 
 /// The product of runs and tables: each run is written for each table.
@@ -79,10 +115,9 @@ pub struct Group<'a> {
 /// use transport_core::{Batch, Group, RegionId, Run, TablePair};
 ///
 /// let region = RegionId { index: 0, generation: 1 };
-/// let table = TablePair {
-///     src: region, src_base: 0, src_stride: 100, dst: region, dst_base: 5_000, dst_stride: 100, len: 100,
-/// };
-/// let group = Group { runs: &[Run { src: 5, dst: 7, count: 3 }], tables: &[table] };
+/// let table =
+///     TablePair { src_stride: 100, dst_base: 5_000, dst_stride: 100, len: 100, ..TablePair::between(region, region) };
+/// let group = Group { runs: &[Run::new(5, 7, 3)], tables: &[table] };
 /// assert_eq!(Batch::from(&group).total_bytes()?, 300);
 /// # Ok::<(), transport_core::SubmitError>(())
 /// ```
@@ -182,11 +217,11 @@ impl Batch<'_> {
 
 impl TablePair {
     fn src_extent(&self, run: &Run) -> Extent {
-        extent(self.src_base, self.src_stride, self.len, run.src, run.count)
+        extent(start(self.src_base, self.src_row_stride, run.src_row)?, self.src_stride, self.len, run.src, run.count)
     }
 
     fn dst_extent(&self, run: &Run) -> Extent {
-        extent(self.dst_base, self.dst_stride, self.len, run.dst, run.count)
+        extent(start(self.dst_base, self.dst_row_stride, run.dst_row)?, self.dst_stride, self.len, run.dst, run.count)
     }
 
     /// Whether neighbouring units are neighbouring bytes on both sides.
@@ -197,6 +232,11 @@ impl TablePair {
 
 /// Offset and length of what a run covers in a table, in bytes; `None` where it does not fit 64 bits.
 type Extent = Option<(u64, u64)>;
+
+/// Where a row starts.
+fn start(base: u64, stride: u64, row: u64) -> Option<u64> {
+    base.checked_add(row.checked_mul(stride)?)
+}
 
 fn extent(base: u64, stride: u64, len: u64, first: u64, count: u64) -> Extent {
     let start = base.checked_add(first.checked_mul(stride)?)?;
@@ -308,9 +348,13 @@ impl OwnedBatch {
             let units = if table.is_contiguous() { run.count } else { 1 };
             let slice = WriteSlice {
                 src: table.src,
-                src_offset: table.src_base + (run.src + cursor.unit) * table.src_stride,
+                src_offset: table.src_base
+                    + run.src_row * table.src_row_stride
+                    + (run.src + cursor.unit) * table.src_stride,
                 dst: table.dst,
-                dst_offset: table.dst_base + (run.dst + cursor.unit) * table.dst_stride,
+                dst_offset: table.dst_base
+                    + run.dst_row * table.dst_row_stride
+                    + (run.dst + cursor.unit) * table.dst_stride,
                 len: units * table.len,
             };
             cursor.unit += units;

@@ -32,9 +32,15 @@ fn the_steady_state_allocates_nothing_on_any_thread() {
 
     let slices: Vec<WriteSlice> =
         (0..1000).map(|i| WriteSlice { src, src_offset: i * 1000, dst, dst_offset: i * 1001, len: 999 }).collect();
-    let runs: Vec<Run> = (0..500).map(|i| Run { src: i, dst: 499 - i, count: 1 }).collect();
-    let table =
-        |base| TablePair { src, src_base: base, src_stride: 1000, dst, dst_base: base, dst_stride: 1000, len: 900 };
+    let runs: Vec<Run> = (0..500).map(|i| Run::new(i, 499 - i, 1)).collect();
+    let table = |base| TablePair {
+        src_base: base,
+        src_stride: 1000,
+        dst_base: base,
+        dst_stride: 1000,
+        len: 900,
+        ..TablePair::between(src, dst)
+    };
     let tables = [table(0), table(500_000)];
     let group = Group { runs: &runs, tables: &tables };
 

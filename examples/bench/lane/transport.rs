@@ -110,16 +110,14 @@ impl Prepared {
             }
             Form::Group => {
                 let table = |(src, dst): &(RegionId, RegionId)| TablePair {
-                    src: *src,
-                    src_base: 0,
                     src_stride: len,
-                    dst: *dst,
-                    dst_base: 0,
+
                     dst_stride: len,
                     len,
+                    ..TablePair::between(*src, *dst)
                 };
                 Self::Group {
-                    runs: pages.map(|(src, dst)| Run { src, dst, count: 1 }).collect(),
+                    runs: pages.map(|(src, dst)| Run::new(src, dst, 1)).collect(),
                     tables: regions.iter().map(table).collect(),
                 }
             }

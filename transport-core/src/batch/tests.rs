@@ -10,7 +10,7 @@ fn slice(src_offset: u64, dst_offset: u64, len: u64) -> WriteSlice {
 }
 
 fn table(base: u64, src_stride: u64, dst_stride: u64, len: u64) -> TablePair {
-    TablePair { src: SRC, src_base: base, src_stride, dst: DST, dst_base: base, dst_stride, len }
+    TablePair { src_base: base, src_stride, dst_base: base, dst_stride, len, ..TablePair::between(SRC, DST) }
 }
 
 fn check(batch: Batch<'_>, src_len: u64, dst_len: u64) -> Result<(), SubmitError> {
@@ -31,7 +31,7 @@ fn overflow_does_not_pass_the_check() {
     for bad in [slice(u64::MAX - 10, 0, 100), slice(0, u64::MAX, 1), slice(0, 0, u64::MAX)] {
         assert!(matches!(check((&[bad]).into(), 1 << 20, 1 << 20), Err(SubmitError::Slice { index: 0, .. })));
     }
-    let runs = [Run { src: 0, dst: 0, count: 1 }, Run { src: u64::MAX / 2, dst: 0, count: 3 }];
+    let runs = [Run::new(0, 0, 1), Run::new(u64::MAX / 2, 0, 3)];
     let group = Group { runs: &runs, tables: &[table(0, 4, 4, 4)] };
     assert!(matches!(check((&group).into(), 1 << 20, 1 << 20), Err(SubmitError::Slice { index: 1, .. })));
 }
@@ -45,7 +45,7 @@ fn a_range_that_ends_at_the_end_is_inside_and_an_empty_one_too() {
 
 #[test]
 fn the_index_of_a_group_counts_by_table_and_run() {
-    let runs = [Run { src: 0, dst: 0, count: 1 }, Run { src: 3, dst: 3, count: 2 }];
+    let runs = [Run::new(0, 0, 1), Run::new(3, 3, 2)];
     let tables = [table(0, 10, 10, 10), table(1, 10, 10, 10)];
     let batch = Group { runs: &runs, tables: &tables };
     assert!(check((&batch).into(), 51, 51).is_ok());
@@ -56,7 +56,7 @@ fn the_index_of_a_group_counts_by_table_and_run() {
 fn sums_that_do_not_fit_are_refused() {
     let slices = [slice(0, 0, u64::MAX), slice(0, 0, 1)];
     assert!(matches!(Batch::from(&slices).total_bytes(), Err(SubmitError::TooLarge)));
-    let runs = [Run { src: 0, dst: 0, count: 1 << 40 }];
+    let runs = [Run::new(0, 0, 1 << 40)];
     let group = Group { runs: &runs, tables: &[table(0, 1 << 30, 1 << 30, 1 << 30)] };
     assert!(matches!(Batch::from(&group).total_bytes(), Err(SubmitError::TooLarge)));
 }
@@ -65,12 +65,22 @@ proptest! {
     /// Expanding groups by the cursor gives the same bytes as the definition of a run, one unit at a time.
     #[test]
     fn groups_expand_as_their_definition_says(
-        runs in prop::collection::vec((0u64..50, 0u64..50, 0u64..6), 0..5),
-        tables in prop::collection::vec((0u64..9, 1u64..5, 1u64..5, 1u64..5), 0..4),
+        runs in prop::collection::vec((0u64..4, 0u64..50, 0u64..4, 0u64..50, 0u64..6), 0..5),
+        tables in prop::collection::vec((0u64..9, 0u64..99, 1u64..5, 0u64..99, 1u64..5, 1u64..5), 0..4),
         groups in 1usize..3,
     ) {
-        let runs: Vec<Run> = runs.into_iter().map(|(src, dst, count)| Run { src, dst, count }).collect();
-        let tables: Vec<TablePair> = tables.into_iter().map(|(b, s, d, l)| table(b, s, d, l)).collect();
+        let runs: Vec<Run> = runs
+            .into_iter()
+            .map(|(src_row, src, dst_row, dst, count)| Run { src_row, src, dst_row, dst, count })
+            .collect();
+        let tables: Vec<TablePair> = tables
+            .into_iter()
+            .map(|(b, src_row_stride, s, dst_row_stride, d, l)| TablePair {
+                src_row_stride,
+                dst_row_stride,
+                ..table(b, s, d, l)
+            })
+            .collect();
         let group = Group { runs: &runs, tables: &tables };
         let groups = vec![group; groups];
         let batch = Batch::from(groups.as_slice());
@@ -81,8 +91,8 @@ proptest! {
                     for unit in 0..run.count {
                         for byte in 0..table.len {
                             expected.push((
-                                table.src_base + (run.src + unit) * table.src_stride + byte,
-                                table.dst_base + (run.dst + unit) * table.dst_stride + byte,
+                                table.src_base + run.src_row * table.src_row_stride + (run.src + unit) * table.src_stride + byte,
+                                table.dst_base + run.dst_row * table.dst_row_stride + (run.dst + unit) * table.dst_stride + byte,
                             ));
                         }
                     }

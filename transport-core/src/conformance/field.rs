@@ -44,9 +44,13 @@ impl Field {
                 for unit in 0..run.count {
                     let slice = WriteSlice {
                         src: table.src,
-                        src_offset: table.src_base + (run.src + unit) * table.src_stride,
+                        src_offset: table.src_base
+                            + run.src_row * table.src_row_stride
+                            + (run.src + unit) * table.src_stride,
                         dst: table.dst,
-                        dst_offset: table.dst_base + (run.dst + unit) * table.dst_stride,
+                        dst_offset: table.dst_base
+                            + run.dst_row * table.dst_row_stride
+                            + (run.dst + unit) * table.dst_stride,
                         len: table.len,
                     };
                     self.expect(source, &[slice]);

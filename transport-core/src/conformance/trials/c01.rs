@@ -65,16 +65,8 @@ fn a_batch_that_does_not_fit_64_bits_is_refused(suite: &mut Suite) -> Verdict {
     let slices = [slice(&source, 0, &target, 0, u64::MAX), slice(&source, 0, &target, 0, 2)];
     let error = pair.a.submit((&slices).into()).unwrap_err();
     assert!(matches!(error, SubmitError::TooLarge | SubmitError::Slice { index: 0, .. }), "{error}");
-    let runs = [Run { src: 0, dst: 0, count: 1 << 40 }];
-    let table = TablePair {
-        src: source.region,
-        src_base: 0,
-        src_stride: 0,
-        dst: target.region,
-        dst_base: 0,
-        dst_stride: 0,
-        len: 1 << 40,
-    };
+    let runs = [Run::new(0, 0, 1 << 40)];
+    let table = TablePair { len: 1 << 40, ..TablePair::between(source.region, target.region) };
     let error = pair.a.submit((&Group { runs: &runs, tables: &[table] }).into()).unwrap_err();
     assert!(matches!(error, SubmitError::TooLarge | SubmitError::Slice { index: 0, .. }), "{error}");
     target.check("after refused batches");

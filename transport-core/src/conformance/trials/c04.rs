@@ -54,19 +54,21 @@ fn runs_times_tables_are_exact(suite: &mut Suite) -> Verdict {
         (suite.field(&pair.a, 256 << 10, Access::LOCAL), suite.field(&pair.a, 256 << 10, Access::LOCAL));
     let (mut key_target, mut value_target) = (suite.target(&pair, 256 << 10), suite.target(&pair, 256 << 10));
     let runs = [
-        Run { src: 3, dst: 40, count: 1 },
-        Run { src: 10, dst: 0, count: 7 },
-        Run { src: 50, dst: 50, count: 0 },
-        Run { src: 0, dst: 20, count: 3 },
+        Run::new(3, 40, 1),
+        Run::new(10, 0, 7),
+        Run::new(50, 50, 0),
+        Run { src_row: 2, dst_row: 1, ..Run::new(0, 20, 3) },
     ];
     let table = |source: &Field, target: &Field, layer: u64, stride: (u64, u64), len| TablePair {
-        src: source.region,
         src_base: layer * 50_000 + 13,
+        src_row_stride: 137,
         src_stride: stride.0,
-        dst: target.region,
+
         dst_base: layer * 50_000 + 7,
+        dst_row_stride: 311,
         dst_stride: stride.1,
         len,
+        ..TablePair::between(source.region, target.region)
     };
     // Contiguous on both sides, with gaps on one, on the other, on both.
     let strides = [(1000, 1000), (1000, 1024), (1024, 1000), (1001, 1003)];

@@ -78,15 +78,15 @@ fn groups_are_checked_to_their_last_unit(suite: &mut Suite) -> Verdict {
     let source = suite.field(&pair.a, 10_000, Access::LOCAL);
     let mut target = suite.target(&pair, 8000);
     let table = |base, src_stride, dst_stride, len| TablePair {
-        src: source.region,
         src_base: base,
         src_stride,
-        dst: target.region,
+
         dst_base: base,
         dst_stride,
         len,
+        ..TablePair::between(source.region, target.region)
     };
-    let run = |src, dst, count| Run { src, dst, count };
+    let run = |src, dst, count| Run::new(src, dst, count);
     let fine = (run(0, 0, 2), table(0, 1000, 1000, 1000));
     for (bad, index) in [
         ((run(7, 7, 2), table(0, 1000, 1000, 1000)), 3),

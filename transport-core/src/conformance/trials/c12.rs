@@ -41,15 +41,14 @@ fn empty_slices_move_nothing(suite: &mut Suite) -> Verdict {
     suite.write(&pair.a, (&mixed).into());
     target.check("after empty slices among others");
     let table = |len| TablePair {
-        src: source.region,
-        src_base: 0,
         src_stride: 64,
-        dst: target.region,
+
         dst_base: 2048,
         dst_stride: 64,
         len,
+        ..TablePair::between(source.region, target.region)
     };
-    let runs = [Run { src: 3, dst: 1, count: 0 }, Run { src: 2, dst: 5, count: 2 }];
+    let runs = [Run::new(3, 1, 0), Run::new(2, 5, 2)];
     let tables = [table(0), table(64)];
     let group = Group { runs: &runs, tables: &tables };
     target.expect_group(&source, &group);

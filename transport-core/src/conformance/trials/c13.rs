@@ -55,17 +55,16 @@ fn a_model_of_many_layers_arrives(suite: &mut Suite) -> Verdict {
     let pair = suite.pair();
     let (source, mut target) = suite.fields(&pair, (LAYERS * table_len) as usize);
     let (from, to) = (suite.random.permutation(pages * 2), suite.random.permutation(pages * 2));
-    let runs: Vec<Run> =
-        from.iter().zip(&to).take(pages as usize).map(|(&src, &dst)| Run { src, dst, count: 1 }).collect();
+    let runs: Vec<Run> = from.iter().zip(&to).take(pages as usize).map(|(&src, &dst)| Run::new(src, dst, 1)).collect();
     let tables: Vec<TablePair> = (0..LAYERS)
         .map(|layer| TablePair {
-            src: source.region,
             src_base: layer * table_len,
             src_stride: PAGE,
-            dst: target.region,
+
             dst_base: (LAYERS - 1 - layer) * table_len,
             dst_stride: PAGE,
             len: PAGE,
+            ..TablePair::between(source.region, target.region)
         })
         .collect();
     let group = Group { runs: &runs, tables: &tables };

@@ -119,26 +119,32 @@ fn hostile_groups_do_no_harm(suite: &mut Suite) -> Verdict {
     let mut accepted = 0;
     for _ in 0..suite.profile.sizes.rounds * 10 {
         let mut number = |bound| if suite.random.below(4) == 0 { edge(suite, LEN) } else { suite.random.below(bound) };
-        let run = Run { src: number(8), dst: number(8), count: number(8) };
+        let run = Run { src_row: number(3), dst_row: number(3), ..Run::new(number(8), number(8), number(8)) };
         let len = number(99);
         let table = TablePair {
-            src: source.region,
             src_base: number(LEN),
+            src_row_stride: number(300),
             src_stride: number(200) | 1,
-            dst: target.region,
+
             dst_base: number(LEN),
+            dst_row_stride: number(300),
             // Units that do not overlap, so that the bytes are defined.
             dst_stride: len.max(1).saturating_add(number(100)),
             len,
+            ..TablePair::between(source.region, target.region)
         };
-        let wide = |base: u64, stride: u64, first: u64| {
-            let first = u128::from(base).checked_add(u128::from(first).checked_mul(u128::from(stride))?)?;
+        let wide = |base: u64, row_stride: u64, row: u64, stride: u64, first: u64| {
+            let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
+            let first = u128::from(base).checked_add(product(row, row_stride))?.checked_add(product(first, stride))?;
             let Some(last) = run.count.checked_sub(1) else { return Some(first) };
             first.checked_add(u128::from(last).checked_mul(u128::from(stride))?)?.checked_add(u128::from(table.len))
         };
-        let inside = [wide(table.src_base, table.src_stride, run.src), wide(table.dst_base, table.dst_stride, run.dst)]
-            .into_iter()
-            .all(|end| end.is_some_and(|end| end <= u128::from(LEN)));
+        let inside = [
+            wide(table.src_base, table.src_row_stride, run.src_row, table.src_stride, run.src),
+            wide(table.dst_base, table.dst_row_stride, run.dst_row, table.dst_stride, run.dst),
+        ]
+        .into_iter()
+        .all(|end| end.is_some_and(|end| end <= u128::from(LEN)));
         let group = Group { runs: &[run], tables: &[table] };
         match pair.a.submit((&group).into()) {
             Ok(transfer) => {

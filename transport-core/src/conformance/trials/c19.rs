@@ -23,16 +23,9 @@ fn allocates_nothing_by_slice(suite: &mut Suite) -> Verdict {
     }
     let (source, mut target) = suite.fields(&pair, 512 * 64);
     let slices: Vec<WriteSlice> = (0..512).map(|i| slice(&source, i * 64, &target, (511 - i) * 64, 63)).collect();
-    let runs: Vec<Run> = (0..512).map(|i| Run { src: i, dst: 511 - i, count: 1 }).collect();
-    let tables = [TablePair {
-        src: source.region,
-        src_base: 0,
-        src_stride: 64,
-        dst: target.region,
-        dst_base: 0,
-        dst_stride: 64,
-        len: 63,
-    }];
+    let runs: Vec<Run> = (0..512).map(|i| Run::new(i, 511 - i, 1)).collect();
+    let tables =
+        [TablePair { src_stride: 64, dst_stride: 64, len: 63, ..TablePair::between(source.region, target.region) }];
     target.expect(&source, &slices);
     let write = |count: usize| {
         let group = Group { runs: &runs[..count], tables: &tables };
