@@ -57,6 +57,63 @@ impl fmt::Display for Role {
     }
 }
 
+impl Role {
+    /// Whether it is kept by the token, in pages; else there is one state a request, in a slot.
+    pub const fn is_paged(self) -> bool {
+        !matches!(self, Self::Conv | Self::Recurrent)
+    }
+}
+
+/// Which kind of page list a buffer goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum PoolKind {
+    /// Pages of all tokens of a request.
+    Full,
+    /// Pages of sliding-window attention: only the last tokens of a request are needed.
+    Window,
+    /// One slot a request, for the states of linear attention. A slot counts as a page of one token.
+    State,
+}
+
+impl fmt::Display for PoolKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Full => "full",
+            Self::Window => "window",
+            Self::State => "state",
+        })
+    }
+}
+
+/// A pool of pages (or slots) that a request has one list of: all buffers of a pool hold the same tokens in the same pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Pool {
+    /// Whose.
+    pub part: Part,
+    /// What for.
+    pub kind: PoolKind,
+}
+
+impl Pool {
+    /// The main model's pages of all tokens.
+    pub const FULL: Self = Self { part: Part::Main, kind: PoolKind::Full };
+    /// The main model's pages of sliding-window attention.
+    pub const WINDOW: Self = Self { part: Part::Main, kind: PoolKind::Window };
+    /// The main model's slots of states.
+    pub const STATE: Self = Self { part: Part::Main, kind: PoolKind::State };
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.part {
+            Part::Main => self.kind.fmt(f),
+            Part::Draft => write!(f, "draft {}", self.kind),
+        }
+    }
+}
+
 /// What a buffer is: the name by which buffers of two ranks are paired. Never its place in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BufferKey {
@@ -86,42 +143,6 @@ impl fmt::Display for BufferKey {
             Part::Main => write!(f, "layer {} ({})", self.layer, self.role),
             Part::Draft => write!(f, "draft layer {} ({})", self.layer, self.role),
         }
-    }
-}
-
-/// A rank of one side: its pipeline stage and its tensor-parallel rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Rank {
-    /// Pipeline stage, from 0.
-    pub pp: u32,
-    /// Tensor-parallel rank, from 0.
-    pub tp: u32,
-}
-
-impl fmt::Display for Rank {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("pp{}.tp{}", self.pp, self.tp))
-    }
-}
-
-/// A text that does not name a rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} does not name a rank; write pp and the stage, a point, tp and the tensor rank, as in pp3.tp0")]
-pub struct ParseRankError {
-    text: String,
-}
-
-impl FromStr for Rank {
-    type Err = ParseRankError;
-
-    fn from_str(text: &str) -> Result<Self, ParseRankError> {
-        // Digits alone: "pp+3" is a number to `parse`, but names no rank.
-        let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
-        let parse = || {
-            let (pp, tp) = text.split_once('.')?;
-            Some(Self { pp: number(pp.strip_prefix("pp")?)?, tp: number(tp.strip_prefix("tp")?)? })
-        };
-        parse().ok_or_else(|| ParseRankError { text: text.into() })
     }
 }
 

@@ -1,170 +1,10 @@
 //! What one rank holds: the layout of its cache, which peers exchange.
 
-use std::{fmt, ops::Range};
+use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    BufferKey, Dtype, LayoutError, ModelShape, Order, PageId, Part, PlanError, Rank, Role,
-    error::End,
-    pages::{Limit, Seen},
-};
-
-/// The model that a cache belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct ModelId {
-    /// Its name, for messages.
-    pub name: String,
-    /// [`ModelShape::fingerprint`](crate::ModelShape::fingerprint).
-    pub fingerprint: u64,
-    /// Layers of the main model.
-    pub layers: u32,
-}
-
-impl From<&ModelShape> for ModelId {
-    fn from(model: &ModelShape) -> Self {
-        Self { name: model.name().into(), fingerprint: model.fingerprint(), layers: model.layer_count() }
-    }
-}
-
-/// How one side is split over its ranks, and which of them this is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Shard {
-    /// This rank.
-    pub rank: Rank,
-    /// Layers of the main model on each pipeline stage of the side, in order. Its length is the number of stages.
-    pub stages: Vec<u32>,
-    /// Tensor-parallel ranks of each stage.
-    pub tp: u32,
-    /// Layers of the draft model, all on the last stage; 0 without one.
-    pub draft_layers: u32,
-}
-
-impl Shard {
-    /// A rank of a side with so many main-model layers on each stage and so many tensor ranks of each stage, without a draft.
-    pub fn new(rank: Rank, stages: Vec<u32>, tp: u32) -> Self {
-        Self { rank, stages, tp, draft_layers: 0 }
-    }
-
-    /// The same with a draft model of so many layers on the last stage.
-    #[must_use]
-    pub fn with_draft_layers(self, draft_layers: u32) -> Self {
-        Self { draft_layers, ..self }
-    }
-
-    /// The layers of a part that this rank holds, by how its side is split.
-    pub fn own_layers(&self, part: Part) -> Range<u32> {
-        match part {
-            Part::Main => self.stage_layers(self.rank.pp),
-            Part::Draft => self.draft_layers_of(self.rank.pp),
-        }
-    }
-
-    /// The main model's layers on a stage.
-    pub fn stage_layers(&self, stage: u32) -> Range<u32> {
-        let before = |stages: &[u32]| stages.iter().fold(0u32, |sum, layers| sum.saturating_add(*layers));
-        let stage = stage as usize;
-        let start = before(self.stages.get(..stage).unwrap_or(&self.stages));
-        start..start.saturating_add(self.stages.get(stage).copied().unwrap_or(0))
-    }
-
-    /// The main model's layers on all stages together.
-    pub fn total_layers(&self) -> u32 {
-        self.stages.iter().fold(0u32, |sum, layers| sum.saturating_add(*layers))
-    }
-
-    /// The stage that holds a layer of the main model.
-    pub fn stage_of(&self, layer: u32) -> Option<u32> {
-        (0..self.stage_count()).find(|stage| self.stage_layers(*stage).contains(&layer))
-    }
-
-    /// The number of stages.
-    pub fn stage_count(&self) -> u32 {
-        u32::try_from(self.stages.len()).unwrap_or(u32::MAX)
-    }
-
-    /// The draft model's layers on a stage.
-    pub fn draft_layers_of(&self, stage: u32) -> Range<u32> {
-        if stage.checked_add(1) == Some(self.stage_count()) { 0..self.draft_layers } else { 0..0 }
-    }
-}
-
-/// Which heads a buffer holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heads {
-    /// The first one's number in the whole model.
-    pub first: u32,
-    /// How many.
-    pub count: u32,
-    /// How many the whole model has.
-    pub total: u32,
-}
-
-impl Heads {
-    /// The heads of a tensor rank of `tp`, where one of the numbers divides the other: with more ranks than heads, neighbouring
-    /// ranks hold the same one.
-    pub fn of_rank(total: u32, tp: u32, tp_rank: u32) -> Self {
-        // Below `total` for every rank below `tp`.
-        let first = u64::from(tp_rank) * u64::from(total) / u64::from(tp.max(1));
-        Self { first: u32::try_from(first).unwrap_or(u32::MAX), count: (total / tp.max(1)).max(1), total }
-    }
-}
-
-impl fmt::Display for Heads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = u64::from(self.first) + u64::from(self.count);
-        write!(f, "heads {}..{end} of {}", self.first, self.total)
-    }
-}
-
-/// One buffer of a rank: the pages of one (part, layer, role). Page `i` is `page_bytes` bytes at `offset + i * page_bytes`
-/// of its region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Buffer {
-    /// What it holds.
-    pub key: BufferKey,
-    /// Index of its region in [`CacheLayout::regions`].
-    pub region: u32,
-    /// Offset in bytes of page 0 in the region.
-    pub offset: u64,
-    /// Bytes of a token: all its heads on this rank, or its latent.
-    pub token_bytes: u64,
-    /// Bytes of a page: `page_tokens * token_bytes`.
-    pub page_bytes: u64,
-    /// Pages of the buffer.
-    pub page_count: u32,
-    /// Its heads; `None` where the bytes are not divided by heads.
-    pub heads: Option<Heads>,
-}
-
-impl Buffer {
-    /// `page_count` pages of `page_tokens` tokens of `token_bytes` bytes at an offset of a region; without heads.
-    ///
-    /// Page bytes that do not fit 64 bits become `u64::MAX`, which [`CacheLayout::validate`] refuses.
-    pub fn new(key: BufferKey, region: u32, offset: u64, page_tokens: u32, token_bytes: u64, page_count: u32) -> Self {
-        let page_bytes = u64::from(page_tokens).saturating_mul(token_bytes);
-        Self { key, region, offset, token_bytes, page_bytes, page_count, heads: None }
-    }
-
-    /// The same with the heads that it holds; keys and values need them.
-    #[must_use]
-    pub fn with_heads(self, heads: Heads) -> Self {
-        Self { heads: Some(heads), ..self }
-    }
-
-    /// Bytes of all its pages; `None` where they do not fit 64 bits.
-    pub fn total_bytes(&self) -> Option<u64> {
-        u64::from(self.page_count).checked_mul(self.page_bytes)
-    }
-
-    /// Where it begins and ends in its region; `None` where that does not fit 64 bits.
-    pub(crate) fn extent(&self) -> Option<(u64, u64)> {
-        Some((self.offset, self.offset.checked_add(self.total_bytes()?)?))
-    }
-}
+use crate::{Buffer, BufferKey, Dtype, LayerKind, LayoutError, ModelShape, Order, Part, Pool, Rank, Role, Shard};
 
 /// What one rank holds, and what peers exchange when they meet.
 ///
@@ -178,7 +18,7 @@ impl Buffer {
 /// let model = ModelShape::from_config_json(
 ///     r#"{"model_type": "deepseek_v3", "num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}"#,
 /// )?;
-/// let mut layout = CacheLayout::new(&model, Shard::new(Rank { pp: 0, tp: 0 }, vec![2], 1), 64, Dtype::Bf16);
+/// let mut layout = CacheLayout::new(&model, Shard::new(Rank::new(0, 0), vec![2], 1), 64, Dtype::Bf16);
 /// let region = layout.add_region(2 * 100 * 73_728);
 /// for layer in 0..2 {
 ///     let key = BufferKey::main(Role::Latent, layer);
@@ -194,8 +34,10 @@ impl Buffer {
 #[non_exhaustive]
 pub struct CacheLayout {
     /// The model.
-    pub model: ModelId,
-    /// Tokens of a page.
+    pub model: ModelShape,
+    /// The draft model, where it differs from the main model in more than the number of its layers.
+    pub draft: Option<ModelShape>,
+    /// Tokens of a page in the main model's pool of all tokens.
     pub page_tokens: u32,
     /// Type of the elements.
     pub dtype: Dtype,
@@ -216,10 +58,13 @@ impl CacheLayout {
     /// The most regions that a layout may have.
     pub const MAX_REGIONS: usize = 65_536;
 
+    /// The most groups of heads that a buffer may have.
+    pub const MAX_GROUPS: usize = 8;
+
     /// The most stages that a side may have.
     pub const MAX_STAGES: usize = 512;
 
-    /// The most ranks that a side may have, stages times tensor ranks.
+    /// The most ranks that a side may have, over all axes.
     pub const MAX_RANKS: u64 = 4_096;
 
     /// The most buffers that all ranks of a side may have together: what [`CacheLayout::siblings`] derives is bounded by it.
@@ -231,7 +76,8 @@ impl CacheLayout {
     /// A layout without regions and buffers, token-major.
     pub fn new(model: &ModelShape, shard: Shard, page_tokens: u32, dtype: Dtype) -> Self {
         Self {
-            model: model.into(),
+            model: model.clone(),
+            draft: None,
             page_tokens,
             dtype,
             order: Order::TokenMajor,
@@ -245,6 +91,12 @@ impl CacheLayout {
     #[must_use]
     pub fn with_order(self, order: Order) -> Self {
         Self { order, ..self }
+    }
+
+    /// The same with a draft model of another kind than the main model.
+    #[must_use]
+    pub fn with_draft(self, draft: ModelShape) -> Self {
+        Self { draft: Some(draft), ..self }
     }
 
     /// Adds a region of so many bytes, and returns its index.
@@ -266,10 +118,11 @@ impl CacheLayout {
     pub fn packed(mut self, align: u64) -> Result<Self, LayoutError> {
         let mut end = 0u64;
         for buffer in &mut self.buffers {
-            let start = end.checked_next_multiple_of(align.max(1));
-            let extent = start.and_then(|start| Some((start, start.checked_add(buffer.total_bytes()?)?)));
-            let (start, next) = extent.ok_or(LayoutError::Overflow { key: buffer.key })?;
-            (buffer.region, buffer.offset, end) = (0, start, next);
+            let overflow = LayoutError::Overflow { key: buffer.key };
+            let Some(start) = end.checked_next_multiple_of(align.max(1)) else { return Err(overflow) };
+            (buffer.region, buffer.offset) = (0, start);
+            let Some((_, next)) = buffer.extent() else { return Err(overflow) };
+            end = next;
         }
         self.regions = vec![end];
         Ok(self)
@@ -295,25 +148,47 @@ impl CacheLayout {
         self.regions.get(usize::try_from(region).ok()?).copied()
     }
 
-    /// Pages that every buffer of this rank has: the least of all. A count is of one rank; its siblings may have others.
-    pub fn page_count(&self) -> u32 {
-        self.buffers.iter().map(|buffer| buffer.page_count).min().unwrap_or(0)
+    /// The pools that its buffers belong to, in order.
+    pub fn pools(&self) -> Vec<Pool> {
+        let mut pools: Vec<Pool> = self.buffers.iter().map(Buffer::pool).collect();
+        pools.sort_unstable();
+        pools.dedup();
+        pools
+    }
+
+    /// Pages that every buffer of a pool has on this rank: the least of all; 0 for a pool that it does not have. A count is of
+    /// one rank; its siblings may have others.
+    pub fn page_count(&self, pool: Pool) -> u32 {
+        self.buffers.iter().filter(|buffer| buffer.pool() == pool).map(|buffer| buffer.page_count).min().unwrap_or(0)
+    }
+
+    /// Tokens of a page of a pool, if the rank has it.
+    pub fn page_tokens_of(&self, pool: Pool) -> Option<u32> {
+        self.buffers.iter().find(|buffer| buffer.pool() == pool).map(|buffer| buffer.page_tokens)
+    }
+
+    /// The model of a part. A draft without a model of its own is like the main model with attention over all tokens.
+    pub fn model_of(&self, part: Part) -> Cow<'_, ModelShape> {
+        match (part, &self.draft) {
+            (Part::Main, _) => Cow::Borrowed(&self.model),
+            (Part::Draft, Some(draft)) => Cow::Borrowed(draft),
+            (Part::Draft, None) => Cow::Owned(self.model.plain_draft(self.shard.draft_layers)),
+        }
+    }
+
+    /// The kind of a layer, if the model has it.
+    pub fn layer_kind(&self, part: Part, layer: u32) -> Option<LayerKind> {
+        self.model_of(part).layers().get(layer as usize).copied()
+    }
+
+    /// Tokens of the window of a part's sliding-window attention, the longest if there are several.
+    pub fn window(&self, part: Part) -> Option<u32> {
+        self.model_of(part).window()
     }
 
     /// How many buffers of a part and role there are.
     pub fn table_count(&self, part: Part, role: Role) -> usize {
         self.buffers.iter().filter(|buffer| buffer.key.part == part && buffer.key.role == role).count()
-    }
-
-    /// Checks a list of pages that a request is to be received in: in range, present, none twice.
-    ///
-    /// # Errors
-    /// [`PlanError::PageRange`] or [`PlanError::DuplicatePage`].
-    pub fn check_pages(&self, pages: &[PageId]) -> Result<(), PlanError> {
-        let smallest = self.buffers.iter().map(|buffer| (buffer.page_count, buffer.key));
-        let limit = Limit::of(smallest, End::Decode, self.rank());
-        limit.check_all(pages)?;
-        Seen::default().check(pages, self.rank())
     }
 
     /// Checks that the layout does not contradict itself, in time and memory bounded by its own length. The layers of a side
@@ -325,11 +200,11 @@ impl CacheLayout {
         crate::validate::validate(self)
     }
 
-    /// The layouts of all ranks of this side, ordered by rank, as far as they decide what moves between whom: each with its
+    /// The layouts of all ranks of this data-parallel group, ordered by rank, as far as they decide what moves between whom: each with its
     /// buffers' keys, sizes and heads, all in a region of their own. This rank's own layout is among them as it is.
     ///
-    /// The others are derived from this one: a stage's layers look like those of this rank, and a draft's layers, where this rank
-    /// has none of them, like the main model's.
+    /// The others are derived from this one: their layers look like those of this rank, and what this rank has none of as the
+    /// model says. The numbers of their pages are this rank's.
     pub fn siblings(&self) -> Vec<Self> {
         crate::siblings::siblings(self)
     }

@@ -104,27 +104,36 @@
 //! are refused by name, never done wrongly.
 #![forbid(unsafe_code)]
 
+mod buffer;
 mod coverage;
 mod error;
+mod heads;
 mod key;
 mod layout;
 mod model;
 mod pages;
 mod pair;
 mod plan;
+mod rank;
 mod routes;
+mod shard;
 mod siblings;
 mod side;
 mod validate;
 
 pub use self::{
+    buffer::Buffer,
     coverage::{Coverage, coverage},
     error::{End, LayoutError, Mismatch, PlanError},
-    key::{BufferKey, Dtype, Order, PageId, ParseNameError, ParseRankError, Part, Rank, Role},
-    layout::{Buffer, CacheLayout, Heads, ModelId, Shard},
-    model::{Attention, ConfigError, LayerKind, ModelShape},
-    pair::{Pairing, Table, pair},
-    plan::{Plan, PlanGroup, PlannedSlice, Run},
+    heads::{HeadGroup, Heads},
+    key::{BufferKey, Dtype, Order, PageId, ParseNameError, Part, Pool, PoolKind, Role},
+    layout::CacheLayout,
+    model::{Attention, ConfigError, LayerKind, LinearState, ModelShape},
+    pages::{PageList, Pages},
+    pair::{Form, Pairing, Section, Table, pair},
+    plan::{Plan, PlanGroup, PlannedSlice, Run, Slices, Tally},
+    rank::{ParseRankError, Rank},
     routes::{Routes, routes},
+    shard::Shard,
     side::Side,
 };

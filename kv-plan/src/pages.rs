@@ -1,6 +1,107 @@
-//! Checks of page lists.
+//! The page lists of a request, and what is checked of them.
 
-use crate::{BufferKey, PageId, PlanError, Rank, error::End};
+use std::ops::Range;
+
+use crate::{BufferKey, PageId, PlanError, Pool, PoolKind, Rank, error::End};
+
+/// The pages of one pool that hold a request's tokens on one rank, in the order of the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageList<'a> {
+    /// The pool.
+    pub pool: Pool,
+    /// The pages. On a context-parallel rank only its own.
+    pub pages: &'a [PageId],
+    /// The request's token that the first page of the list begins with; a multiple of the pool's page size. Where the list is a
+    /// context-parallel rank's: from where on the request's pages are dealt out.
+    pub first_token: u64,
+}
+
+impl<'a> PageList<'a> {
+    /// A pool's pages from the request's first token on.
+    pub const fn new(pool: Pool, pages: &'a [PageId]) -> Self {
+        Self { pool, pages, first_token: 0 }
+    }
+
+    /// The same from another token on.
+    #[must_use]
+    pub const fn from_token(self, first_token: u64) -> Self {
+        Self { first_token, ..self }
+    }
+}
+
+/// The pages of a request on one rank, and which of its tokens move.
+///
+/// One list stands for all pools of pages, as where all go by one block table; models with states, or with pools of their own for
+/// sliding windows or a draft, give a list for each pool:
+///
+/// ```
+/// use kv_plan::{PageId, PageList, Pages, Pool};
+///
+/// let (pages, slot) = ([5, 6, 7], [3]);
+/// let same = Pages::from(PageId::list(&pages)).tokens(0..100);
+/// let lists = [PageList::new(Pool::FULL, PageId::list(&pages)), PageList::new(Pool::STATE, PageId::list(&slot))];
+/// let by_pool = Pages::from(&lists[..]);
+/// # let _ = (same, by_pool);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Pages<'a> {
+    lists: Lists<'a>,
+    pub(crate) tokens: Option<Range<u64>>,
+    pub(crate) request_tokens: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Lists<'a> {
+    /// One list for all pools of pages.
+    One(&'a [PageId]),
+    ByPool(&'a [PageList<'a>]),
+}
+
+impl<'a> From<&'a [PageId]> for Pages<'a> {
+    fn from(pages: &'a [PageId]) -> Self {
+        Self { lists: Lists::One(pages), tokens: None, request_tokens: None }
+    }
+}
+
+impl<'a> From<&'a [PageList<'a>]> for Pages<'a> {
+    fn from(lists: &'a [PageList<'a>]) -> Self {
+        Self { lists: Lists::ByPool(lists), tokens: None, request_tokens: None }
+    }
+}
+
+impl<'a> Pages<'a> {
+    /// Moves these tokens only, counted from the request's first one: a chunk, or what comes after a prefix that the receiver
+    /// holds, or a request that ends inside a page. Without it all tokens of the pages move.
+    ///
+    /// It is enough to say so for one of the two sides. The list of the receiver has to end with the page of the last token; that
+    /// of the sender may go on.
+    #[must_use]
+    pub fn tokens(self, tokens: Range<u64>) -> Self {
+        Self { tokens: Some(tokens), ..self }
+    }
+
+    /// How many tokens the whole request has, where that is more than what moves now: of sliding-window attention only the
+    /// request's last tokens are needed. Without it the request ends where what moves ends.
+    #[must_use]
+    pub fn of_request(self, tokens: u64) -> Self {
+        Self { request_tokens: Some(tokens), ..self }
+    }
+
+    /// The list of a pool, if there is one.
+    pub fn list(&self, pool: Pool) -> Option<PageList<'a>> {
+        match self.lists {
+            Lists::One(pages) => (pool.kind != PoolKind::State).then_some(PageList::new(pool, pages)),
+            Lists::ByPool(lists) => lists.iter().find(|list| list.pool == pool).copied(),
+        }
+    }
+
+    /// A pool that is listed twice.
+    pub(crate) fn twice(&self) -> Option<Pool> {
+        let Lists::ByPool(lists) = self.lists else { return None };
+        let before = |place: usize, pool| lists.iter().take(place).any(|list| list.pool == pool);
+        lists.iter().enumerate().find_map(|(place, list)| before(place, list.pool).then_some(list.pool))
+    }
+}
 
 /// How many pages a rank has for a list: as many as its smallest buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +119,10 @@ impl Limit {
         Self { end, rank, page_count: smallest.map_or(0, |(count, _)| count), key: smallest.map(|(_, key)| key) }
     }
 
+    pub(crate) fn end(&self) -> (End, Rank) {
+        (self.end, self.rank)
+    }
+
     /// The number of a page, if the rank has it. `place` is its place in the list, for the error.
     pub(crate) fn check(&self, page: PageId, place: usize) -> Result<u32, PlanError> {
         match u32::try_from(page.0) {
@@ -27,10 +132,6 @@ impl Limit {
                 Err(PlanError::PageRange { page, place, end, rank, page_count, key })
             }
         }
-    }
-
-    pub(crate) fn check_all(&self, pages: &[PageId]) -> Result<(), PlanError> {
-        pages.iter().enumerate().try_for_each(|(place, page)| self.check(*page, place).map(drop))
     }
 }
 

@@ -1,53 +1,100 @@
 //! What the other ranks of a side hold, as far as one rank's layout tells. [`CacheLayout::validate`] bounds how much that is.
 
-use crate::{Buffer, BufferKey, CacheLayout, Heads, Part, Rank, Role};
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use crate::{Buffer, BufferKey, CacheLayout, HeadGroup, Heads, LayerKind, ModelShape, Part, Rank, Role};
 
 pub(crate) fn siblings(layout: &CacheLayout) -> Vec<CacheLayout> {
-    let shard = &layout.shard;
-    // One buffer of each role shows what all of that role look like; a rank without layers shows nothing.
-    let mut templates: Vec<(Part, Role, Buffer)> = Vec::new();
-    for buffer in &layout.buffers {
-        let BufferKey { part, role, .. } = buffer.key;
-        if !templates.iter().any(|(p, r, _)| (*p, *r) == (part, role)) {
-            templates.push((part, role, *buffer));
-        }
-    }
-    if !templates.iter().any(|(part, ..)| *part == Part::Draft) {
-        let drafts: Vec<_> = templates.iter().map(|(_, role, buffer)| (Part::Draft, *role, *buffer)).collect();
-        templates.extend(drafts);
-    }
-    let ranks = (0..shard.stage_count()).flat_map(|pp| (0..shard.tp).map(move |tp| Rank { pp, tp }));
-    ranks.map(|rank| if rank == layout.rank() { layout.clone() } else { sibling(layout, &templates, rank) }).collect()
+    let models = [Part::Main, Part::Draft].map(|part| layout.model_of(part).into_owned());
+    let templates = templates(layout, &models);
+    let [main, draft] = &models;
+    let ranks = layout.shard.group();
+    ranks
+        .map(|rank| match rank == layout.rank() {
+            true => layout.clone(),
+            false => sibling(layout, &templates, [(Part::Main, main), (Part::Draft, draft)], rank),
+        })
+        .collect()
 }
 
-fn sibling(layout: &CacheLayout, templates: &[(Part, Role, Buffer)], rank: Rank) -> CacheLayout {
-    let shard = &layout.shard;
-    let mut buffers = Vec::new();
-    let mut regions = Vec::new();
-    for (part, role, template) in templates {
-        let layers = match part {
-            Part::Main => shard.stage_layers(rank.pp),
-            Part::Draft => shard.draft_layers_of(rank.pp),
-        };
-        for layer in layers {
-            buffers.push(Buffer {
-                key: BufferKey { part: *part, layer, role: *role },
-                region: u32::try_from(regions.len()).unwrap_or(u32::MAX),
-                offset: 0,
-                heads: template
-                    .heads
-                    .map(|heads| Heads { count: heads.count, ..Heads::of_rank(heads.total, shard.tp, rank.tp) }),
-                ..*template
-            });
-            regions.push(u64::from(template.page_count).saturating_mul(template.page_bytes));
+/// One buffer of each kind, which shows what all of that kind look like.
+type Templates<'a> = HashMap<(Part, LayerKind, Role), &'a Buffer>;
+
+fn templates<'a>(layout: &'a CacheLayout, [main, draft]: &[ModelShape; 2]) -> Templates<'a> {
+    let mut templates = Templates::new();
+    for buffer in &layout.buffers {
+        let BufferKey { part, role, layer } = buffer.key;
+        let model = if part == Part::Main { main } else { draft };
+        if let Some(kind) = kind_of(model, layer) {
+            templates.entry((part, kind, role)).or_insert(buffer);
         }
     }
-    let mut shard = shard.clone();
+    templates
+}
+
+/// The kind of a layer; what goes beyond the model is like its last one.
+fn kind_of(model: &ModelShape, layer: u32) -> Option<LayerKind> {
+    model.layers().get(layer as usize).or(model.layers().last()).copied()
+}
+
+fn sibling(
+    layout: &CacheLayout,
+    templates: &Templates<'_>,
+    models: [(Part, &ModelShape); 2],
+    rank: Rank,
+) -> CacheLayout {
+    let mut shard = layout.shard.clone();
     shard.rank = rank;
     // Each field by itself: a clone of the whole would copy this rank's buffers once for every rank of its side.
     let CacheLayout { page_tokens, dtype, order, .. } = *layout;
-    CacheLayout { model: layout.model.clone(), page_tokens, dtype, order, shard, buffers, regions }
+    let (model, draft) = (layout.model.clone(), layout.draft.clone());
+    let mut made =
+        CacheLayout { model, draft, page_tokens, dtype, order, shard, buffers: Vec::new(), regions: Vec::new() };
+    for (part, model) in models {
+        for layer in made.shard.own_layers(part) {
+            let Some(kind) = kind_of(model, layer) else { continue };
+            for role in model.roles(kind) {
+                let key = BufferKey { part, layer, role };
+                let Some(mut buffer) = template(layout, templates, model, kind, key, rank) else { continue };
+                let len = buffer.total_bytes().unwrap_or(u64::MAX);
+                (buffer.region, buffer.offset) = (made.add_region(len), 0);
+                made.add_buffer(buffer);
+            }
+        }
+    }
+    made
 }
 
-#[cfg(test)]
-mod tests;
+/// What a buffer of another rank looks like: like one of this rank, or else as the model says.
+fn template(
+    layout: &CacheLayout,
+    templates: &Templates<'_>,
+    model: &ModelShape,
+    kind: LayerKind,
+    key: BufferKey,
+    rank: Rank,
+) -> Option<Buffer> {
+    let tp = layout.shard.tp;
+    let of_part = |part| templates.get(&(part, kind, key.role));
+    // A draft's layers, where this rank has none of them, are like the main model's.
+    let like_main = layout.draft.is_none().then_some(Part::Main);
+    if let Some(shown) = of_part(key.part).or_else(|| of_part(like_main?)) {
+        let group = |group: &HeadGroup| {
+            let heads = Heads::of_rank(group.heads.total, tp, rank.tp);
+            HeadGroup { heads: Heads { count: group.heads.count, ..heads }, ..*group }
+        };
+        let groups = shown.groups.iter().map(group).collect();
+        let page_stride = shown.page_bytes;
+        return Some(Buffer { key, groups, page_stride, ..(*shown).clone() });
+    }
+    let geometry = model.geometry(kind, key.role, layout.dtype, tp, rank.tp).ok()?;
+    // Of the pool's page size and of how many pages there are, only another buffer of the pool tells.
+    let like = layout.buffers.iter().find(|buffer| buffer.pool == geometry.pool).or(layout.buffers.first())?;
+    let page_tokens = if key.role.is_paged() { like.page_tokens } else { 1 };
+    let mut buffer = Buffer::new(key, 0, 0, page_tokens, geometry.token_bytes, like.page_count);
+    (buffer.pool, buffer.groups) = (geometry.pool, geometry.groups);
+    Some(buffer)
+}

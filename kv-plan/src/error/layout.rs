@@ -1,6 +1,6 @@
 //! How a layout contradicts itself.
 
-use crate::{BufferKey, Heads, Rank};
+use crate::{BufferKey, Heads, Pool, PoolKind, Rank};
 
 /// How a layout contradicts itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum LayoutError {
         rank: Rank,
     },
     /// The rank is not one of its side.
-    #[error("{rank} is not one of {stages} stages with {tp} tensor ranks each")]
+    #[error("{rank} is not one of {stages} stages with {tp} tensor ranks{} each", axes(*cp, *dp))]
     Rank {
         /// The rank.
         rank: Rank,
@@ -43,6 +43,68 @@ pub enum LayoutError {
         stages: u32,
         /// Tensor ranks of each stage.
         tp: u32,
+        /// Context-parallel ranks.
+        cp: u32,
+        /// Data-parallel groups.
+        dp: u32,
+    },
+    /// The model's sizes are not possible.
+    #[error("the model is not possible: {problem}")]
+    Model {
+        /// What is wrong.
+        problem: String,
+    },
+    /// The draft model has other layers than the side.
+    #[error("the draft model has {model} layers, but the side {side}")]
+    DraftLayers {
+        /// Layers of the draft model.
+        model: u32,
+        /// Draft layers of the side.
+        side: u32,
+    },
+    /// A layer of the own stage without one of its buffers.
+    #[error("{rank} has no buffer for {key}; register every buffer of the own stage's layers")]
+    NoBuffer {
+        /// What is missing.
+        key: BufferKey,
+        /// The rank.
+        rank: Rank,
+    },
+    /// A buffer that the model's layer does not have, or in another pool.
+    #[error("{key} in the pool {pool} is not one of the model's: that layer has {roles} in the pool {expected}")]
+    WrongRole {
+        /// The buffer.
+        key: BufferKey,
+        /// The pool that it is in.
+        pool: PoolKind,
+        /// What the layer has.
+        roles: String,
+        /// Its pool.
+        expected: PoolKind,
+    },
+    /// Pages of another size than the pool's.
+    #[error(
+        "{key} has {page_tokens} tokens a page, but the pages of the pool {pool} have {expected}; all buffers of a pool go by one page list"
+    )]
+    PageTokens {
+        /// The buffer.
+        key: BufferKey,
+        /// Its pool.
+        pool: Pool,
+        /// Tokens of its pages.
+        page_tokens: u32,
+        /// Tokens of the pool's pages.
+        expected: u32,
+    },
+    /// Pages closer together than they are long.
+    #[error("{key}: pages of {page_bytes} bytes every {page_stride} bytes overlap")]
+    PageStride {
+        /// The buffer.
+        key: BufferKey,
+        /// Bytes of a page.
+        page_bytes: u64,
+        /// Bytes from one page to the next.
+        page_stride: u64,
     },
     /// Two buffers claim the same data.
     #[error("{rank} has two buffers for {key}; each part, layer and role has one")]
@@ -146,4 +208,10 @@ impl LayoutError {
             _ => "config",
         }
     }
+}
+
+/// The axes that a side has beside stages and tensor ranks, in words.
+fn axes(cp: u32, dp: u32) -> String {
+    let names = [(cp, "context-parallel ranks"), (dp, "data-parallel groups")];
+    names.iter().filter(|(count, _)| *count > 1).map(|(count, name)| format!(", {count} {name}")).collect()
 }

@@ -1,6 +1,6 @@
 //! Why two ranks, or two sides, do not fit.
 
-use crate::{BufferKey, Dtype, Heads, LayoutError, Order, Rank, error::End};
+use crate::{BufferKey, Dtype, Heads, LayoutError, Rank, error::End};
 
 /// Why two ranks, or two sides, do not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +82,18 @@ pub enum Mismatch {
         /// Layers of the model.
         model_layers: u32,
     },
+    /// Decode has heads of a layer that none of the prefill ranks sends, though some send others.
+    #[error(
+        "{key} of decode {decode_rank}: {heads} are never written, because none of the prefill ranks sends them; all tensor and context-parallel ranks of the prefill side have to take part"
+    )]
+    UncoveredHeads {
+        /// The buffer.
+        key: BufferKey,
+        /// What is never written.
+        heads: Heads,
+        /// The rank that has it.
+        decode_rank: Rank,
+    },
     /// Two prefill ranks claim the same data.
     #[error(
         "{key} of decode {decode_rank} is claimed by prefill {first} and by prefill {second}; each layer belongs to one stage, so give each stage only its own layers and list each rank once"
@@ -136,20 +148,6 @@ pub enum Mismatch {
         /// Bytes of a token there.
         decode: u64,
     },
-    /// Tokens and heads follow each other differently.
-    #[error(
-        "the order of heads and tokens differs: prefill {prefill_rank} has {prefill}, decode {decode_rank} has {decode}; this is not supported yet, so set the same order on both sides"
-    )]
-    Order {
-        /// The prefill rank.
-        prefill_rank: Rank,
-        /// Its order.
-        prefill: Order,
-        /// The decode rank.
-        decode_rank: Rank,
-        /// Its order.
-        decode: Order,
-    },
     /// Heads that do not divide by the tensor ranks.
     #[error(
         "{side}: {heads} key-value heads do not divide by tp={tp}; choose a tp that divides the heads, or is a multiple of them"
@@ -161,36 +159,6 @@ pub enum Mismatch {
         heads: u32,
         /// Tensor ranks of a stage.
         tp: u32,
-    },
-    /// Different tensor splits.
-    #[error(
-        "the tensor splits differ: prefill {prefill_rank} is one of tp={prefill}, decode {decode_rank} is one of tp={decode}; {}",
-        if divides(*prefill, *decode) { "this is not supported yet, so set the same tp on both sides" }
-        else { "neither divides the other, so set the same tp on both sides" }
-    )]
-    TensorSplit {
-        /// The prefill rank.
-        prefill_rank: Rank,
-        /// Tensor ranks of its stage.
-        prefill: u32,
-        /// The decode rank.
-        decode_rank: Rank,
-        /// Tensor ranks of its stage.
-        decode: u32,
-    },
-    /// Different page sizes.
-    #[error(
-        "the page sizes differ: prefill {prefill_rank} has {prefill} tokens a page, decode {decode_rank} has {decode}; this is not supported yet, so set the same page size on both sides"
-    )]
-    PageSize {
-        /// The prefill rank.
-        prefill_rank: Rank,
-        /// Its tokens a page.
-        prefill: u32,
-        /// The decode rank.
-        decode_rank: Rank,
-        /// Its tokens a page.
-        decode: u32,
     },
     /// Both sides have the same number of layers, and the model another.
     #[error(
@@ -216,8 +184,22 @@ pub enum Mismatch {
         /// What is wrong with it.
         cause: LayoutError,
     },
+    /// States of linear attention on a side with context parallelism.
+    #[error(
+        "{end} {rank} is one of cp={cp}, and {model} has layers of linear attention, whose states are not split by position; use cp=1 on both sides"
+    )]
+    StatesWithContext {
+        /// Which side.
+        end: End,
+        /// A rank of it.
+        rank: Rank,
+        /// Its context-parallel ranks.
+        cp: u32,
+        /// The model.
+        model: String,
+    },
     /// Sizes that are not possible together.
-    #[error("a page of all buffers that prefill {prefill_rank} sends to decode {decode_rank} has more than 2^64 bytes")]
+    #[error("a page of all that prefill {prefill_rank} sends to decode {decode_rank} has more than 2^64 bytes")]
     Overflow {
         /// The prefill rank.
         prefill_rank: Rank,
@@ -250,20 +232,12 @@ impl Mismatch {
             Self::Model { .. } => "model",
             Self::Dtype { .. } => "dtype",
             Self::MissingLayer { .. } => "missing_layer",
-            Self::UncoveredLayer { .. } => "uncovered_layer",
+            Self::UncoveredLayer { .. } | Self::UncoveredHeads { .. } => "uncovered_layer",
             Self::DuplicateLayer { .. } => "duplicate_layer",
-            Self::HeadGeometry { .. } | Self::TokenBytes { .. } | Self::Order { .. } => "head_geometry",
-            Self::IndivisibleHeads { .. } | Self::TensorSplit { .. } => "split",
+            Self::HeadGeometry { .. } | Self::TokenBytes { .. } => "head_geometry",
+            Self::IndivisibleHeads { .. } | Self::StatesWithContext { .. } => "split",
             Self::Layout { cause, .. } => cause.kind(),
-            Self::PageSize { .. }
-            | Self::ModelLayers { .. }
-            | Self::Overflow { .. }
-            | Self::Unsupported { .. }
-            | Self::Side { .. } => "config",
+            Self::ModelLayers { .. } | Self::Overflow { .. } | Self::Unsupported { .. } | Self::Side { .. } => "config",
         }
     }
-}
-
-fn divides(a: u32, b: u32) -> bool {
-    a.is_multiple_of(b) || b.is_multiple_of(a)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Attention, LayerKind, ModelShape};
+use super::{Attention, LayerKind, LinearState, ModelShape};
 use crate::CacheLayout;
 
 /// Why a model's configuration does not give a shape.
@@ -100,6 +100,14 @@ pub(super) fn read(json: &str) -> Result<ModelShape, ConfigError> {
         });
     };
     let mut shape = ModelShape::by_hand(family, attention, fields.layers(family)?)?;
+    if shape.layers.contains(&LayerKind::Linear) {
+        shape = shape.with_linear(fields.linear()?)?;
+    }
+    // Zero is what models without a draft say.
+    shape.draft_layers = match fields.get("num_nextn_predict_layers").and_then(Value::as_u64) {
+        Some(count) => u32::try_from(count).unwrap_or(u32::MAX).min(CacheLayout::MAX_LAYERS),
+        None => 0,
+    };
     shape.dtype = fields.text("torch_dtype").or_else(|| fields.text("dtype")).and_then(|name| name.parse().ok());
     Ok(shape)
 }
@@ -156,6 +164,21 @@ impl Fields<'_> {
         };
         let value_dim = self.optional("v_head_dim")?.unwrap_or(key_dim);
         Ok(Attention::Heads { kv_heads, key_dim, value_dim })
+    }
+
+    fn linear(&self) -> Result<LinearState, ConfigError> {
+        let kernel = self.number("linear_conv_kernel_dim")?;
+        if kernel < 2 {
+            let problem = "is 1; a kernel of at least 2 inputs keeps a state".into();
+            return Err(ConfigError::Field { field: "linear_conv_kernel_dim", problem });
+        }
+        Ok(LinearState::gated_delta(
+            self.number("linear_num_key_heads")?,
+            self.number("linear_key_head_dim")?,
+            self.number("linear_num_value_heads")?,
+            self.number("linear_value_head_dim")?,
+            kernel,
+        ))
     }
 
     /// The kind of each layer: from `layer_types`, or from the fields that say the same in older configurations.

@@ -19,6 +19,11 @@ pub(super) fn of(model: &ModelShape) -> u64 {
             LayerKind::Indexed { dim } => hash.numbers(&[3, *dim]),
         }
     }
+    if let Some(linear) = &model.linear {
+        hash.number(u32::try_from(linear.conv_channels.len()).unwrap_or(u32::MAX));
+        hash.numbers(&linear.conv_channels);
+        hash.numbers(&[linear.conv_taps, linear.heads, linear.head_elements]);
+    }
     hash.0
 }
 

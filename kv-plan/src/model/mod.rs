@@ -2,13 +2,16 @@
 
 mod config;
 mod fingerprint;
+mod geometry;
+mod linear;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::config::ConfigError;
-use crate::{CacheLayout, Dtype, Role};
+pub(crate) use self::geometry::{Geometry, NoGeometry};
+pub use self::{config::ConfigError, linear::LinearState};
+use crate::{CacheLayout, Dtype, PoolKind, Role};
 
 /// How attention layers keep what they have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -38,16 +41,6 @@ impl Attention {
             Self::Latent { .. } => &[Role::Latent],
         }
     }
-
-    /// Elements of one head of a role, and the number of heads: for a latent the whole latent and `None`.
-    pub fn geometry(&self, role: Role) -> Option<(u32, Option<u32>)> {
-        match (*self, role) {
-            (Self::Heads { kv_heads, key_dim, .. }, Role::Key) => Some((key_dim, Some(kv_heads))),
-            (Self::Heads { kv_heads, value_dim, .. }, Role::Value) => Some((value_dim, Some(kv_heads))),
-            (Self::Latent { dim }, Role::Latent) => Some((dim, None)),
-            _ => None,
-        }
-    }
 }
 
 /// What one layer keeps.
@@ -56,18 +49,29 @@ impl Attention {
 pub enum LayerKind {
     /// Attention over all tokens: a page of every token, of keys and values or of latents.
     Full,
-    /// Attention over the last tokens only, with a page pool of its own. Not planned yet.
+    /// Attention over the last tokens only, with a page pool of its own.
     SlidingWindow {
         /// Tokens of the window.
         window: u32,
     },
-    /// Linear attention: a state a request instead of pages. Not planned yet.
+    /// Linear attention: a state a request instead of pages.
     Linear,
-    /// Attention over all tokens that an indexer chooses from: index keys of their own beside the pages. Not planned yet.
+    /// Attention over all tokens that an indexer chooses from: index keys of their own in the same pages.
     Indexed {
         /// Elements of an index key.
         dim: u32,
     },
+}
+
+impl LayerKind {
+    /// The page list that its buffers go by.
+    pub fn pool(self) -> PoolKind {
+        match self {
+            Self::Full | Self::Indexed { .. } => PoolKind::Full,
+            Self::SlidingWindow { .. } => PoolKind::Window,
+            Self::Linear => PoolKind::State,
+        }
+    }
 }
 
 /// What a model's cache is made of.
@@ -82,12 +86,14 @@ pub enum LayerKind {
 /// assert_eq!(*shape.attention(), Attention::Heads { kv_heads: 8, key_dim: 128, value_dim: 128 });
 /// # Ok::<(), kv_plan::ConfigError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
     name: String,
     attention: Attention,
     layers: Vec<LayerKind>,
+    linear: Option<LinearState>,
     dtype: Option<Dtype>,
+    draft_layers: u32,
 }
 
 impl ModelShape {
@@ -96,7 +102,30 @@ impl ModelShape {
     /// # Errors
     /// [`ConfigError::Field`] for sizes of zero, and for no or more than [`CacheLayout::MAX_LAYERS`] layers.
     pub fn by_hand(name: impl Into<String>, attention: Attention, layers: Vec<LayerKind>) -> Result<Self, ConfigError> {
-        let sizes: &[(&'static str, u32)] = match attention {
+        let shape = Self { name: name.into(), attention, layers, linear: None, dtype: None, draft_layers: 0 };
+        shape.check_sizes()?;
+        Ok(shape)
+    }
+
+    /// The same with the states of its linear-attention layers, which need them.
+    ///
+    /// # Errors
+    /// [`ConfigError::Field`] for sizes that are not possible.
+    pub fn with_linear(self, linear: LinearState) -> Result<Self, ConfigError> {
+        let shape = Self { linear: Some(linear), ..self };
+        shape.check_sizes()?;
+        Ok(shape)
+    }
+
+    /// The same with the element type that the model is made for.
+    #[must_use]
+    pub fn with_dtype(self, dtype: Dtype) -> Self {
+        Self { dtype: Some(dtype), ..self }
+    }
+
+    /// Whether its sizes are possible: what came from a peer is checked again.
+    pub(crate) fn check_sizes(&self) -> Result<(), ConfigError> {
+        let sizes: &[(&'static str, u32)] = match self.attention {
             Attention::Heads { kv_heads, key_dim, value_dim } => {
                 &[("kv_heads", kv_heads), ("key_dim", key_dim), ("value_dim", value_dim)]
             }
@@ -105,10 +134,13 @@ impl ModelShape {
         if let Some((field, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(ConfigError::Field { field, problem: "is zero".into() });
         }
-        if layers.is_empty() || layers.len() > CacheLayout::MAX_LAYERS as usize {
-            return Err(ConfigError::layer_count(layers.len() as u64));
+        if self.layers.is_empty() || self.layers.len() > CacheLayout::MAX_LAYERS as usize {
+            return Err(ConfigError::layer_count(self.layers.len() as u64));
         }
-        Ok(Self { name: name.into(), attention, layers, dtype: None })
+        match self.linear.as_ref().and_then(LinearState::problem) {
+            Some(problem) => Err(ConfigError::Field { field: "linear", problem }),
+            None => Ok(()),
+        }
     }
 
     /// Reads the fields of a Hugging Face `config.json` that decide the cache. Other fields are ignored; a `text_config` is read
@@ -146,36 +178,45 @@ impl ModelShape {
         self.dtype
     }
 
-    /// The layers that can be planned today.
-    pub fn covered_layers(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..).zip(&self.layers).filter(|(_, kind)| **kind == LayerKind::Full).map(|(layer, _)| layer)
+    /// The states of its linear-attention layers.
+    pub fn linear(&self) -> Option<&LinearState> {
+        self.linear.as_ref()
     }
 
-    /// What of the model cannot be planned yet, which layers and why, in words; `None` when all of it can.
-    pub fn uncovered(&self) -> Option<String> {
-        type Is = fn(&LayerKind) -> bool;
-        let reasons: [(Is, &str); 3] = [
-            (
-                |kind| matches!(kind, LayerKind::SlidingWindow { .. }),
-                "have sliding-window attention, whose pages are a pool of their own",
-            ),
-            (
-                |kind| matches!(kind, LayerKind::Linear),
-                "have linear attention, which keeps a state for each request and no pages",
-            ),
-            (
-                |kind| matches!(kind, LayerKind::Indexed { .. }),
-                "have a sparse-attention indexer, which keeps keys of its own",
-            ),
-        ];
-        let found: Vec<String> = reasons.iter().filter_map(|(is, why)| self.layers_that(*is, why)).collect();
-        (!found.is_empty()).then(|| found.join("; "))
+    /// Layers of the draft model that came with it (`num_nextn_predict_layers`); whether a side runs it is the side's affair.
+    pub fn draft_layers(&self) -> u32 {
+        self.draft_layers
     }
 
-    fn layers_that(&self, is: fn(&LayerKind) -> bool, why: &str) -> Option<String> {
-        let layers: Vec<u32> = (0..).zip(&self.layers).filter(|(_, kind)| is(kind)).map(|(layer, _)| layer).collect();
-        let of = self.layers.len();
-        (!layers.is_empty()).then(|| format!("{} of {of} layers ({}) {why}", layers.len(), ranges(&layers)))
+    /// Tokens of the window of its sliding-window attention, the longest if there are several.
+    pub fn window(&self) -> Option<u32> {
+        let windows = self.layers.iter().filter_map(|kind| match kind {
+            LayerKind::SlidingWindow { window } => Some(*window),
+            _ => None,
+        });
+        windows.max()
+    }
+
+    /// The roles of the buffers of a layer of some kind.
+    pub fn roles(&self, kind: LayerKind) -> impl Iterator<Item = Role> + use<> {
+        let attention = match kind {
+            LayerKind::Linear => &[Role::Conv, Role::Recurrent],
+            _ => self.attention.roles(),
+        };
+        let index = matches!(kind, LayerKind::Indexed { .. }).then_some(Role::Index);
+        attention.iter().copied().chain(index)
+    }
+
+    /// A draft model of so many layers like this model's, with attention over all tokens.
+    pub(crate) fn plain_draft(&self, layers: u32) -> Self {
+        let layers = vec![LayerKind::Full; layers.min(CacheLayout::MAX_LAYERS) as usize];
+        Self { layers, linear: None, draft_layers: 0, ..self.clone() }
+    }
+
+    /// Whether both are the same model, whatever types their caches have.
+    pub(crate) fn is_same_model(&self, other: &Self) -> bool {
+        let Self { name, attention, layers, linear, .. } = self;
+        (name, attention, layers, linear) == (&other.name, &other.attention, &other.layers, &other.linear)
     }
 
     /// A number that the two sides of a deployment share, and that nothing enters in which they may differ: not their splits,
@@ -183,24 +224,9 @@ impl ModelShape {
     ///
     /// It is 64-bit FNV-1a over these bytes, numbers as 4 bytes with the least significant first: the length of the name and the
     /// name; 0, key-value heads, key elements and value elements of a head, or 1 and the elements of a latent; the number
-    /// of layers; and for each layer 0 (full), 1 and the window (sliding), 2 (linear), or 3 and the index elements (indexed).
+    /// of layers; for each layer 0 (full), 1 and the window (sliding), 2 (linear), or 3 and the index elements (indexed); and with
+    /// states of linear attention the number of channel groups, their channels, taps, heads and elements of a head.
     pub fn fingerprint(&self) -> u64 {
         fingerprint::of(self)
     }
-}
-
-/// Ascending numbers with neighbours joined: `0-2, 4, 6-7`.
-fn ranges(numbers: &[u32]) -> String {
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match parts.last_mut() {
-            Some((_, end)) if end.checked_add(1) == Some(*number) => *end = *number,
-            _ => parts.push((*number, *number)),
-        }
-    }
-    let written = parts.iter().map(|(start, end)| match start == end {
-        true => start.to_string(),
-        false => format!("{start}-{end}"),
-    });
-    written.collect::<Vec<_>>().join(", ")
 }

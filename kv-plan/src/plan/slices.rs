@@ -1,0 +1,137 @@
+//! The slices of a plan, written out.
+
+use super::{Plan, PlanGroup, Run};
+use crate::{BufferKey, Pairing, Role, Table};
+
+/// One slice of a plan, written out: `len` bytes, offsets in bytes from the start of the two buffers (not of their regions).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PlannedSlice {
+    /// What the buffers hold.
+    pub key: BufferKey,
+    /// Offset in the sender's buffer.
+    pub src_offset: u64,
+    /// Offset in the receiver's buffer.
+    pub dst_offset: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+/// Whether neighbouring units are neighbouring bytes on both sides.
+pub(super) fn is_contiguous(table: &Table) -> bool {
+    table.src_stride == table.len && table.dst_stride == table.len
+}
+
+/// The slices of a plan. See [`Plan::slices`].
+#[derive(Clone, Debug)]
+pub struct Slices<'a> {
+    all_runs: &'a [Run],
+    all_tables: &'a [Table],
+    groups: std::slice::Iter<'a, PlanGroup>,
+    /// Those of the current group, and the rest of its tables.
+    group_runs: &'a [Run],
+    tables: std::slice::Iter<'a, Table>,
+    /// The current table, and the rest of its runs.
+    table: Option<&'a Table>,
+    runs: std::slice::Iter<'a, Run>,
+    /// The next slice of the current run, how far those after it are apart, and how many are left.
+    next: PlannedSlice,
+    steps: (u64, u64),
+    left: u64,
+}
+
+impl<'a> Slices<'a> {
+    pub(super) fn new(plan: &'a Plan, pairing: &'a Pairing) -> Self {
+        let key = BufferKey::main(Role::Key, 0);
+        Self {
+            all_runs: &plan.runs,
+            all_tables: pairing.tables(),
+            groups: plan.groups.iter(),
+            group_runs: &[],
+            tables: [].iter(),
+            table: None,
+            runs: [].iter(),
+            next: PlannedSlice { key, src_offset: 0, dst_offset: 0, len: 0 },
+            steps: (0, 0),
+            left: 0,
+        }
+    }
+
+    /// Goes to the next run, of the next table, of the next group.
+    fn advance(&mut self) -> Option<()> {
+        loop {
+            if let Some(table) = self.table
+                && let Some(run) = self.runs.next()
+            {
+                self.start(table, run);
+                return Some(());
+            }
+            self.table = self.tables.next();
+            if self.table.is_some() {
+                self.runs = self.group_runs.iter();
+                continue;
+            }
+            let group = self.groups.next()?;
+            self.tables = self.all_tables.get(group.tables.clone()).unwrap_or_default().iter();
+            self.group_runs = self.all_runs.get(group.runs.clone()).unwrap_or_default();
+        }
+    }
+
+    fn start(&mut self, table: &Table, run: &Run) {
+        // None of this wraps for the pairing that the plan was made with: its buffers lie inside their regions.
+        let offset = |base: u64, row: u64, row_stride: u64, unit: u64, stride: u64| {
+            base.wrapping_add(row.wrapping_mul(row_stride)).wrapping_add(unit.wrapping_mul(stride))
+        };
+        let merged = is_contiguous(table);
+        self.next = PlannedSlice {
+            key: table.key,
+            src_offset: offset(
+                table.src_base - table.src_start,
+                run.src_row,
+                table.src_row_stride,
+                run.src,
+                table.src_stride,
+            ),
+            dst_offset: offset(
+                table.dst_base - table.dst_start,
+                run.dst_row,
+                table.dst_row_stride,
+                run.dst,
+                table.dst_stride,
+            ),
+            len: if merged { run.count.wrapping_mul(table.len) } else { table.len },
+        };
+        self.steps = (table.src_stride, table.dst_stride);
+        self.left = if merged { 1 } else { run.count };
+    }
+}
+
+impl Iterator for Slices<'_> {
+    type Item = PlannedSlice;
+
+    fn next(&mut self) -> Option<PlannedSlice> {
+        if self.left == 0 {
+            self.advance()?;
+        }
+        let slice = self.next;
+        self.next.src_offset = slice.src_offset.wrapping_add(self.steps.0);
+        self.next.dst_offset = slice.dst_offset.wrapping_add(self.steps.1);
+        self.left -= 1;
+        Some(slice)
+    }
+
+    /// Whole runs at a time: what `for_each`, `extend` and `collect` go by.
+    fn fold<B, F: FnMut(B, PlannedSlice) -> B>(mut self, init: B, mut f: F) -> B {
+        let mut sum = init;
+        while self.left > 0 || self.advance().is_some() {
+            let (mut slice, (src, dst)) = (self.next, self.steps);
+            for _ in 0..self.left {
+                sum = f(sum, slice);
+                slice.src_offset = slice.src_offset.wrapping_add(src);
+                slice.dst_offset = slice.dst_offset.wrapping_add(dst);
+            }
+            self.left = 0;
+        }
+        sum
+    }
+}
