@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use kv_plan::{CacheLayout, PageId, Rank};
+use kv_plan::{CacheLayout, Pages, Rank};
 use tokio::{
     runtime::Handle,
     sync::{oneshot, watch},
@@ -22,6 +22,7 @@ use crate::{
     error::{ConnectError, ExpectError},
     handshake,
     incoming::{Incoming, IncomingTable, names},
+    origin::Origin,
     peer::Peer,
     request::Request,
     session::{self, Session},
@@ -135,45 +136,53 @@ impl Engine {
     ///
     /// # Cancel safety
     /// Safe.
-    pub async fn wait_for_senders(&self, deployment: &str, timeout: Duration) -> Result<(), Vec<Rank>> {
+    pub async fn wait_for_senders<'a>(
+        &self,
+        origin: impl Into<Origin<'a>>,
+        timeout: Duration,
+    ) -> Result<(), Vec<Rank>> {
         let inner = Arc::clone(self.inner());
+        let Origin { deployment, dp } = origin.into();
         let deployment = deployment.to_owned();
         let (done, result) = oneshot::channel();
         // On the engine's runtime, which has the timer.
         self.inner().spawn(async move {
             let mut changes = inner.changes.subscribe();
             let wait = async {
-                while inner.senders(&deployment).is_err() {
+                let origin = Origin::from(deployment.as_str()).group(dp);
+                while inner.senders(&origin).is_err() {
                     if changes.changed().await.is_err() {
                         break;
                     }
                 }
             };
             let _ = tokio::time::timeout(timeout, wait).await;
-            let _ = done.send(inner.senders(&deployment).map(|_| ()));
+            let origin = Origin::from(deployment.as_str()).group(dp);
+            let _ = done.send(inner.senders(&origin).map(|_| ()));
         });
         result.await.unwrap_or_else(|_| Err(Vec::new()))
     }
 
-    /// Expects a request from the ranks of a prefill deployment: they will fill `pages`, which are pages of this engine's own
-    /// cache. Call it before the prefill side is told to push, and do not touch the pages until the outcome.
+    /// Expects a request from the ranks of a prefill deployment ([`Origin`]: its name, and its data-parallel group if it has
+    /// several): they will fill `pages`, which are pages of this engine's own cache, one list for all pools or
+    /// [a list for each](Pages). Call it before the prefill side is told to push, and do not touch the pages until the outcome.
     ///
     /// # Errors
     /// [`ExpectError`]; nothing is expected then.
-    pub fn expect(
+    pub fn expect<'a, 'b>(
         &self,
         request: impl Into<Request>,
-        deployment: &str,
-        pages: &[PageId],
+        origin: impl Into<Origin<'b>>,
+        pages: impl Into<Pages<'a>>,
     ) -> Result<Incoming, ExpectError> {
-        let (inner, request) = (self.inner(), request.into());
+        let (inner, request, origin, pages) = (self.inner(), request.into(), origin.into(), pages.into());
         if inner.role() != Role::Decode {
             return Err(ExpectError::WrongRole { role: inner.role() });
         }
-        inner.metadata.layout.check_pages(pages).map_err(|cause| ExpectError::Pages { request, cause })?;
-        let deployment = deployment.to_owned();
-        match inner.senders(&deployment) {
-            Ok(senders) => inner.incoming.expect(inner, request, pages, senders),
+        inner.metadata.layout.check_pages(pages.clone()).map_err(|cause| ExpectError::Pages { request, cause })?;
+        let deployment = origin.to_string();
+        match inner.senders(&origin) {
+            Ok(senders) => inner.incoming.expect(inner, request, &pages, senders),
             Err(missing) if missing.is_empty() => Err(ExpectError::UnknownDeployment { request, deployment }),
             Err(missing) => Err(ExpectError::MissingSenders { request, deployment, missing: names(missing) }),
         }
@@ -370,9 +379,10 @@ impl Inner {
     }
 
     /// The connected ranks of a prefill deployment that have something to send to this one, or those that are missing.
-    fn senders(&self, deployment: &str) -> Result<Vec<Arc<Session>>, Vec<Rank>> {
-        let sessions: Vec<_> =
-            self.lock().values().filter(|session| session.metadata.deployment == deployment).cloned().collect();
+    fn senders(&self, origin: &Origin<'_>) -> Result<Vec<Arc<Session>>, Vec<Rank>> {
+        let is_of =
+            |session: &Session| session.metadata.deployment == origin.deployment && session.rank().dp == origin.dp;
+        let sessions: Vec<_> = self.lock().values().filter(|session| is_of(session)).cloned().collect();
         let Some(any) = sessions.first() else { return Err(Vec::new()) };
         let (mut senders, mut missing) = (Vec::new(), Vec::new());
         for rank in any.senders.iter().copied() {

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kv_plan::{PageId, Rank};
+use kv_plan::{End, PageId, Pages, PlanError, Pool, Rank, Tally};
 
 use crate::{
     engine::Inner,
@@ -26,7 +26,7 @@ use crate::{
     request::Request,
     session::Session,
     transports::Link,
-    wire::{self, Commit, Coverage, Message},
+    wire::{self, Commit, Message},
 };
 
 /// What a complete request reports.
@@ -127,7 +127,7 @@ impl fmt::Debug for Incoming {
 /// One expected request.
 pub(crate) struct Entry {
     request: Request,
-    pages: Vec<PageId>,
+    pages: Vec<(Pool, PageId)>,
     started: Instant,
     outcome: Shared<ReceiveOutcome>,
     state: Mutex<EntryState>,
@@ -144,8 +144,7 @@ struct EntryState {
 
 struct Sender {
     session: Arc<Session>,
-    bytes: u64,
-    coverage: Coverage,
+    expected: Tally,
     state: SenderState,
 }
 
@@ -201,7 +200,7 @@ struct TableState {
     closed: bool,
     active: HashMap<Request, Arc<Entry>>,
     /// The pages that active requests will fill.
-    pages: HashMap<PageId, Request>,
+    pages: HashMap<(Pool, PageId), Request>,
     early: VecDeque<EarlyWord>,
     /// Attempts that failed, so that a late word of one is not taken for a new attempt.
     failed: HashSet<Request>,
@@ -222,23 +221,25 @@ impl IncomingTable {
         &self,
         inner: &Arc<Inner>,
         request: Request,
-        pages: &[PageId],
+        pages: &Pages<'_>,
         senders: Vec<Arc<Session>>,
     ) -> Result<Incoming, ExpectError> {
-        let page_keys = || pages.iter().map(|page| u64::from(page.0.unsigned_abs()));
-        let page_count = pages.len() as u64;
-        let senders: HashMap<Link, Sender> = senders
+        let senders: Result<HashMap<Link, Sender>, PlanError> = senders
             .into_iter()
             .map(|session| {
-                let tables = session.pairing.tables();
-                let coverage = Coverage::product(session.table_keys(0..tables.len()), page_keys());
-                let bytes = session.pairing.page_bytes().saturating_mul(page_count);
-                (session.link(), Sender { session, bytes, coverage, state: SenderState::Writing })
+                // A pool that is forgotten here would be missed by nobody.
+                if let Some(pool) = session.pairing.pools().find(|pool| pages.list(*pool).is_none()) {
+                    return Err(PlanError::NoList { end: End::Decode, rank: session.pairing.decode_rank(), pool });
+                }
+                let expected = session.pairing.tally(None, pages.clone())?;
+                Ok((session.link(), Sender { session, expected, state: SenderState::Writing }))
             })
             .collect();
+        let senders = senders.map_err(|cause| ExpectError::Pages { request, cause })?;
+        let pages = listed(inner, pages);
         let entry = Arc::new(Entry {
             request,
-            pages: pages.to_vec(),
+            pages: pages.clone(),
             started: Instant::now(),
             outcome: Shared::new(),
             state: Mutex::new(EntryState { complete: false, senders, failing: None }),
@@ -255,7 +256,7 @@ impl IncomingTable {
             if state.active.contains_key(&request) {
                 return Err(ExpectError::Duplicate { request });
             }
-            if let Some((page, other)) = pages.iter().find_map(|page| Some((*page, *state.pages.get(page)?))) {
+            if let Some(((_, page), other)) = pages.iter().find_map(|page| Some((*page, *state.pages.get(page)?))) {
                 return Err(ExpectError::PageInUse { request, page, other });
             }
             state.pages.extend(pages.iter().map(|page| (*page, request)));
@@ -310,13 +311,18 @@ impl IncomingTable {
                 self.ignored.fetch_add(1, Ordering::Relaxed);
                 return;
             };
-            if sender.bytes == commit.bytes && sender.coverage == commit.coverage {
+            if sender.expected == commit.tally {
                 sender.state = SenderState::Committed;
                 None
             } else {
                 sender.state = SenderState::Quiet;
                 let rank = sender.session.rank();
-                Some(ReceiveError::Incomplete { request, rank, expected: sender.bytes, got: commit.bytes })
+                Some(ReceiveError::Incomplete {
+                    request,
+                    rank,
+                    expected: sender.expected.bytes,
+                    got: commit.tally.bytes,
+                })
             }
         };
         entry.changed.notify_one();
@@ -394,7 +400,7 @@ impl IncomingTable {
             }
             state.complete = true;
             let mut senders: Vec<_> =
-                state.senders.values().map(|sender| (sender.session.rank(), sender.bytes)).collect();
+                state.senders.values().map(|sender| (sender.session.rank(), sender.expected.bytes)).collect();
             senders.sort();
             Received {
                 request: entry.request,
@@ -517,6 +523,13 @@ async fn fence(inner: Arc<Inner>, entry: Arc<Entry>) {
     }
     inner.incoming.remove(&entry);
     entry.outcome.set(Err(error));
+}
+
+/// The pages of all pools, each under its pool's name.
+fn listed(inner: &Inner, pages: &Pages<'_>) -> Vec<(Pool, PageId)> {
+    let pools = inner.metadata().layout.pools();
+    let lists = pools.into_iter().filter_map(|pool| pages.list(pool));
+    lists.flat_map(|list| list.pages.iter().map(move |page| (list.pool, *page))).collect()
 }
 
 pub(crate) fn names(ranks: impl IntoIterator<Item = Rank>) -> String {

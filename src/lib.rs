@@ -9,6 +9,7 @@ mod engine;
 mod error;
 mod handshake;
 mod incoming;
+mod origin;
 mod outcome;
 mod peer;
 mod push;
@@ -30,6 +31,7 @@ pub use self::{
     engine::Engine,
     error::{BuildError, ConnectError, ExpectError, PushError, ReceiveError},
     incoming::{Incoming, Received},
+    origin::Origin,
     peer::Peer,
     push::{Push, PushParts, Pushed},
     request::Request,

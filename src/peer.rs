@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use kv_plan::{CacheLayout, PageId, Pairing, Rank};
+use kv_plan::{CacheLayout, Pages, Pairing, Rank};
 use transport_core::SubmitError;
 
 use crate::{
@@ -77,8 +77,9 @@ impl Peer {
         self.inner.is_connected(self.session.link())
     }
 
-    /// Sends this rank's part of a request, and commits it. `src_pages` (here) and `dst_pages` (there) are the same tokens in
-    /// the same order. The pages must hold what they are to hold, and stay as they are until the push is over.
+    /// Sends this rank's part of a request, and commits it. `src` (here) and `dst` (there) are the same tokens in the same order:
+    /// one list of pages for all pools, or [a list for each](Pages). The pages must hold what they are to hold, and stay as they
+    /// are until the push is over.
     ///
     /// Once an attempt has failed, its pages may belong to somebody else, so a later push of the same attempt is refused: a retry is
     /// another attempt. The last `EngineConfig::max_aborted` such attempts are remembered.
@@ -89,14 +90,14 @@ impl Peer {
     ///
     /// # Example
     /// See `examples/loopback`.
-    pub fn push(
+    pub fn push<'a>(
         &self,
         request: impl Into<Request>,
-        src_pages: &[PageId],
-        dst_pages: &[PageId],
+        src: impl Into<Pages<'a>>,
+        dst: impl Into<Pages<'a>>,
     ) -> Result<Push, PushError> {
         self.check_role()?;
-        PushParts::whole(&self.inner, &self.session, request.into(), src_pages, dst_pages)
+        PushParts::whole(&self.inner, &self.session, request.into(), src.into(), dst.into())
     }
 
     /// Begins a push in several parts, by layers or by pages, under one commit.

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kv_plan::{PageId, Plan, Rank};
+use kv_plan::{PageId, Pages, Plan, Rank, Tally};
 use transport_core::{BatchOptions, Group, SubmitError, Transfer, TransferError};
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     outcome::Shared,
     request::Request,
     session::Session,
-    wire::{self, Commit, Coverage, Message},
+    wire::{self, Commit, Message},
 };
 
 /// What a committed push reports.
@@ -129,50 +129,52 @@ impl PushParts {
         inner: &Arc<Inner>,
         session: &Arc<Session>,
         request: Request,
-        src_pages: &[PageId],
-        dst_pages: &[PageId],
+        src: Pages<'_>,
+        dst: Pages<'_>,
     ) -> Result<Push, PushError> {
         let mut plan = Plan::default();
-        let planned = session.pairing.plan(src_pages, dst_pages, &mut plan);
-        planned.map_err(|cause| PushError::Plan { request, cause })?;
+        let planned = plan_part(session, request, None, src, dst, &mut plan)?;
         let mut push = Self::begin(inner, session, request)?;
         push.plan = plan;
         push.committed = true;
-        if let Err(error) = push.submit(dst_pages, true) {
+        if let Err(error) = push.submit(planned, true) {
             push.shared.withdraw();
             return Err(error);
         }
         Ok(Push { shared: Arc::clone(&push.shared) })
     }
 
-    /// Sends the pages of some layers of the request: all layers of this rank where `layers` is `None`. `src_pages` and
-    /// `dst_pages` are the same tokens on the two sides, in the same order. The pages must hold what they are to hold.
+    /// Sends the pages of some layers of the request: all layers of this rank where `layers` is `None`, else counted as
+    /// [`Pairing::plan_layers`](kv_plan::Pairing::plan_layers) does. `src` and `dst` are the same tokens on the two sides; which of
+    /// them move now [`Pages::tokens`] says, if not all. The pages must hold what they are to hold.
     ///
     /// # Errors
     /// [`PushError`]; nothing of this part was sent. After [`PushError::Submit`] with a full queue the part can be sent again
     /// when [`Peer::room`](crate::Peer::room) says so.
-    pub fn send(
+    pub fn send<'a>(
         &mut self,
         layers: Option<Range<u32>>,
-        src_pages: &[PageId],
-        dst_pages: &[PageId],
+        src: impl Into<Pages<'a>>,
+        dst: impl Into<Pages<'a>>,
     ) -> Result<(), PushError> {
-        self.plan(layers, src_pages, dst_pages)?;
-        self.submit(dst_pages, false)
+        let (session, request) = (&self.shared.session, self.shared.request);
+        let tally = plan_part(session, request, layers, src.into(), dst.into(), &mut self.plan)?;
+        self.submit(tally, false)
     }
 
     /// Sends the last part together with the commit. No part can follow.
     ///
     /// # Errors
     /// As for [`PushParts::send`]: nothing of this part was sent, and it can be tried again.
-    pub fn send_and_commit(
+    pub fn send_and_commit<'a>(
         &mut self,
         layers: Option<Range<u32>>,
-        src_pages: &[PageId],
-        dst_pages: &[PageId],
+        src: impl Into<Pages<'a>>,
+        dst: impl Into<Pages<'a>>,
     ) -> Result<Push, PushError> {
-        self.plan(layers, src_pages, dst_pages)?;
-        self.submit(dst_pages, true)?;
+        let (session, request) = (&self.shared.session, self.shared.request);
+        let tally = plan_part(session, request, layers, src.into(), dst.into(), &mut self.plan)?;
+        self.submit(tally, true)?;
         self.committed = true;
         Ok(Push { shared: Arc::clone(&self.shared) })
     }
@@ -182,7 +184,7 @@ impl PushParts {
     /// # Errors
     /// As for [`PushParts::send`]; it can be tried again.
     pub fn commit(&mut self) -> Result<Push, PushError> {
-        self.send_and_commit(None, &[], &[])
+        self.send_and_commit(None, NO_PAGES, NO_PAGES)
     }
 
     /// Gives the push up; the receiver learns `reason` once nothing is in flight any more.
@@ -191,24 +193,10 @@ impl PushParts {
         Push { shared: Arc::clone(&self.shared) }
     }
 
-    fn plan(
-        &mut self,
-        layers: Option<Range<u32>>,
-        src_pages: &[PageId],
-        dst_pages: &[PageId],
-    ) -> Result<(), PushError> {
-        let request = self.shared.request;
-        let planned = self.shared.session.pairing.plan_layers(layers, src_pages, dst_pages, &mut self.plan);
-        planned.map_err(|cause| PushError::Plan { request, cause })
-    }
-
     /// Submits what was planned.
-    fn submit(&mut self, dst_pages: &[PageId], commit: bool) -> Result<(), PushError> {
+    fn submit(&mut self, tally: Tally, commit: bool) -> Result<(), PushError> {
         let state = &self.shared;
         let (session, request) = (&state.session, state.request);
-        let pages = || dst_pages.iter().map(|page| u64::from(page.0.unsigned_abs()));
-        let tables = self.plan.groups().iter().flat_map(|group| session.table_keys(group.tables.clone()));
-        let coverage = Coverage::product(tables, pages());
         let groups: Vec<Group<'_>> = self
             .plan
             .groups()
@@ -227,10 +215,9 @@ impl PushParts {
         if let Some(error) = parts.ending.as_ref().or(parts.failed.as_ref()) {
             return Err(error.clone());
         }
-        let bytes = self.plan.bytes();
-        let mut total = parts.coverage;
-        total.add(coverage);
-        let encoded = Commit { request, bytes: parts.bytes + bytes, coverage: total }.encode();
+        let mut total = parts.tally;
+        total.add(tally);
+        let encoded = Commit { request, tally: total }.encode();
         let after: Vec<&Transfer> = parts.transfers.iter().collect();
         let mut options = BatchOptions::new().with_label(request.id);
         if commit {
@@ -245,9 +232,9 @@ impl PushParts {
                 },
             )?;
         parts.transfers.push(transfer);
-        parts.bytes += bytes;
+        parts.bytes += self.plan.bytes();
         parts.slices += slices;
-        parts.coverage = total;
+        parts.tally = total;
         parts.sealed |= commit;
         let waker = parts.waker.take();
         drop(parts);
@@ -256,6 +243,24 @@ impl PushParts {
         }
         Ok(())
     }
+}
+
+/// What a commit that carries no further part moves.
+const NO_PAGES: &[PageId] = &[];
+
+/// Plans a part; answers what the receiver will count.
+fn plan_part(
+    session: &Session,
+    request: Request,
+    layers: Option<Range<u32>>,
+    src: Pages<'_>,
+    dst: Pages<'_>,
+    plan: &mut Plan,
+) -> Result<Tally, PushError> {
+    let dst = dst.agreed_with(&src);
+    let planned = session.pairing.plan_layers(layers.clone(), src, dst.clone(), plan);
+    let tally = planned.and_then(|()| session.pairing.tally(layers, dst));
+    tally.map_err(|cause| PushError::Plan { request, cause })
 }
 
 impl Drop for PushParts {
@@ -291,7 +296,7 @@ struct Parts {
     /// Bytes of all parts.
     bytes: u64,
     slices: u64,
-    coverage: Coverage,
+    tally: Tally,
     /// The commit was submitted: no further parts.
     sealed: bool,
     /// Why the push is to end early.

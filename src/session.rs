@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use kv_plan::{BufferKey, Pairing, Part, Rank, Role as BufferRole};
+use kv_plan::{Pairing, Rank};
 use transport_core::{ChannelError, ControlChannel, RegionId, TablePair, Topic};
 
 use crate::{
@@ -58,9 +58,10 @@ impl Session {
         let show = |session: &Self| {
             let layout = &session.metadata.layout;
             let stages: Vec<String> = layout.shard.stages.iter().map(u32::to_string).collect();
-            let (tp, draft) = (layout.shard.tp, layout.shard.draft_layers);
-            let (page, dtype, order) = (layout.page_tokens, layout.dtype, layout.order);
-            format!("layers={},tp={tp},draft={draft},page={page},dtype={dtype},order={order}", stages.join("+"))
+            let (shard, page, dtype, order) = (&layout.shard, layout.page_tokens, layout.dtype, layout.order);
+            let (tp, cp, dp, draft) = (shard.tp, shard.cp, shard.dp, shard.draft_layers);
+            let layers = stages.join("+");
+            format!("layers={layers},tp={tp},cp={cp},dp={dp},draft={draft},page={page},dtype={dtype},order={order}")
         };
         let (ours, theirs) = (show(self), show(other));
         (ours != theirs).then(|| format!("{} has {ours}, {} has {theirs}", self.rank(), other.rank()))
@@ -71,34 +72,10 @@ impl Session {
         self.tables.get(tables).unwrap_or_default()
     }
 
-    /// Names of the tables of the pairing, for [`wire::Coverage`].
-    pub(crate) fn table_keys(&self, tables: Range<usize>) -> impl Iterator<Item = u64> {
-        self.pairing.tables().get(tables).unwrap_or_default().iter().map(|table| table_key(&table.key))
-    }
-
     pub(crate) async fn send(&self, message: &Message) -> Result<(), ChannelError> {
         let bytes = wire::encode(message).map_err(|error| ChannelError::Protocol { reason: error.to_string() })?;
         self.channel.send(Topic::Engine, &bytes).await
     }
-}
-
-/// A number for a buffer's key that both sides compute alike.
-fn table_key(key: &BufferKey) -> u64 {
-    let part = match key.part {
-        Part::Main => 0,
-        Part::Draft => 1,
-        _ => 255,
-    };
-    let role = match key.role {
-        BufferRole::Key => 0,
-        BufferRole::Value => 1,
-        BufferRole::Latent => 2,
-        BufferRole::Index => 3,
-        BufferRole::Conv => 4,
-        BufferRole::Recurrent => 5,
-        _ => 255,
-    };
-    (part << 48) | (role << 32) | u64::from(key.layer)
 }
 
 /// The transport's form of a pairing's tables.
@@ -110,9 +87,11 @@ pub(crate) fn resolve(pairing: &Pairing, src: &[RegionId], dst: &HashMap<u32, Re
             Some(TablePair {
                 src: *src.get(usize::try_from(table.src_region).ok()?)?,
                 src_base: table.src_base,
+                src_row_stride: table.src_row_stride,
                 src_stride: table.src_stride,
                 dst: *dst.get(&table.dst_region)?,
                 dst_base: table.dst_base,
+                dst_row_stride: table.dst_row_stride,
                 dst_stride: table.dst_stride,
                 len: table.len,
             })

@@ -4,7 +4,12 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Buffer, BufferKey, Dtype, LayerKind, LayoutError, ModelShape, Order, Part, Pool, Rank, Role, Shard};
+use crate::{
+    Buffer, BufferKey, Dtype, LayerKind, LayoutError, ModelShape, Order, Pages, Part, PlanError, Pool, Rank, Role,
+    Shard,
+    error::End,
+    pages::{Limit, Seen},
+};
 
 /// What one rank holds, and what peers exchange when they meet.
 ///
@@ -189,6 +194,25 @@ impl CacheLayout {
     /// How many buffers of a part and role there are.
     pub fn table_count(&self, part: Part, role: Role) -> usize {
         self.buffers.iter().filter(|buffer| buffer.key.part == part && buffer.key.role == role).count()
+    }
+
+    /// Checks the pages that a request is to be received in: in range, present, none twice.
+    ///
+    /// # Errors
+    /// [`PlanError::PageRange`], [`PlanError::DuplicatePage`] or [`PlanError::ListedTwice`].
+    pub fn check_pages<'a>(&self, pages: impl Into<Pages<'a>>) -> Result<(), PlanError> {
+        let (pages, rank) = (pages.into(), self.rank());
+        if let Some(pool) = pages.twice() {
+            return Err(PlanError::ListedTwice { end: End::Decode, rank, pool });
+        }
+        for pool in self.pools() {
+            let Some(list) = pages.list(pool) else { continue };
+            let own = self.buffers.iter().filter(|buffer| buffer.pool() == pool);
+            let limit = Limit::of(own.map(|buffer| (buffer.page_count, buffer.key)), End::Decode, rank);
+            list.pages.iter().enumerate().try_for_each(|(place, page)| limit.check(*page, place).map(drop))?;
+            Seen::default().check(list.pages, rank)?;
+        }
+        Ok(())
     }
 
     /// Checks that the layout does not contradict itself, in time and memory bounded by its own length. The layers of a side

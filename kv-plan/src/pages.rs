@@ -63,6 +63,24 @@ impl<'a> From<&'a [PageId]> for Pages<'a> {
     }
 }
 
+impl<'a> From<&'a Vec<PageId>> for Pages<'a> {
+    fn from(pages: &'a Vec<PageId>) -> Self {
+        Self::from(pages.as_slice())
+    }
+}
+
+impl<'a, const N: usize> From<&'a [PageId; N]> for Pages<'a> {
+    fn from(pages: &'a [PageId; N]) -> Self {
+        Self::from(pages.as_slice())
+    }
+}
+
+impl<'a, const N: usize> From<&'a [PageList<'a>; N]> for Pages<'a> {
+    fn from(lists: &'a [PageList<'a>; N]) -> Self {
+        Self::from(lists.as_slice())
+    }
+}
+
 impl<'a> From<&'a [PageList<'a>]> for Pages<'a> {
     fn from(lists: &'a [PageList<'a>]) -> Self {
         Self { lists: Lists::ByPool(lists), tokens: None, request_tokens: None }
@@ -85,6 +103,22 @@ impl<'a> Pages<'a> {
     #[must_use]
     pub fn of_request(self, tokens: u64) -> Self {
         Self { request_tokens: Some(tokens), ..self }
+    }
+
+    /// The same, with the tokens that the other side's pages name where these name none.
+    #[must_use]
+    pub fn agreed_with(mut self, other: &Self) -> Self {
+        self.tokens = self.tokens.or_else(|| other.tokens.clone());
+        self.request_tokens = self.request_tokens.or(other.request_tokens);
+        self
+    }
+
+    /// Whether no page is listed.
+    pub fn is_empty(&self) -> bool {
+        match self.lists {
+            Lists::One(pages) => pages.is_empty(),
+            Lists::ByPool(lists) => lists.iter().all(|list| list.pages.is_empty()),
+        }
     }
 
     /// The list of a pool, if there is one.

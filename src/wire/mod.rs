@@ -10,7 +10,7 @@ mod hello;
 mod message;
 
 pub(crate) use self::{
-    commit::{Commit, Coverage},
+    commit::Commit,
     hello::Hello,
     message::{Grant, Message, Metadata, Tried, WireError, decode, encode, reason},
 };
