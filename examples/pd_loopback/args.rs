@@ -15,7 +15,8 @@ pub(crate) struct Args {
     /// A model's config.json; DeepSeek-V3's shape without it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The prefill side, as key=value pairs: pp, tp, layers, draft, order, page, dtype, pages.
+    /// The prefill side, as key=value pairs: pp, tp, cp, dp, layers, draft, order, page, window_page, draft_page, dtype, pages,
+    /// slots.
     #[arg(long, value_name = "SPEC", default_value = "pp=4")]
     pub(crate) prefill: String,
     /// The decode side, in the same form.

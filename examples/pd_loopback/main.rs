@@ -104,7 +104,7 @@ fn run(args: &Args) -> Result<Summary, Failure> {
 
     let mut cluster = Cluster::start(&workload, args.transport, [(End::Decode, &decode), (End::Prefill, &prefill)])?;
     let carriers = connect(&mut cluster)?;
-    let mut summary = waves(&mut cluster, &workload, &prefill, args.json)?;
+    let mut summary = waves(&mut cluster, &workload, &decode, args.json)?;
     summary.carriers = carriers;
     let all = cluster.order_all(None, &Order::Finish)?;
     cluster.collect(&all, |_, _| {})?;
@@ -178,11 +178,9 @@ fn connect(cluster: &mut Cluster) -> Result<Vec<Carried>, Failure> {
 }
 
 /// Moves the requests, a few at a time: their pages are used again by the next ones.
-fn waves(cluster: &mut Cluster, workload: &Workload, prefill: &[CacheLayout], quiet: bool) -> Result<Summary, Failure> {
-    let page_bytes: u64 = prefill.iter().flat_map(|layout| &layout.buffers).map(|buffer| buffer.page_bytes).sum();
-    let page_tokens = prefill.first().map_or(1, |layout| layout.page_tokens);
-    let pages = u64::from(workload.tokens.div_ceil(page_tokens)) * u64::from(workload.requests);
-    let mut progress = Progress::new(page_bytes * pages, quiet);
+fn waves(cluster: &mut Cluster, workload: &Workload, decode: &[CacheLayout], quiet: bool) -> Result<Summary, Failure> {
+    let of_request: u64 = decode.iter().map(|layout| pattern::request_bytes(layout, workload.tokens.into())).sum();
+    let mut progress = Progress::new(of_request * u64::from(workload.requests), quiet);
     let mut lines: Vec<RankLine> = cluster
         .ranks
         .iter()

@@ -1,44 +1,34 @@
-//! What every byte of the cache must be, computed on each side by itself from (part, role, layer, token, byte).
+//! What every byte of the cache must be, computed on each side by itself from (part, role, layer, token, head,
+//! byte).
+
+use std::ops::Range;
 
 use kvferry::{
-    kv_plan::{Buffer, CacheLayout, PageId},
+    kv_plan::{Buffer, CacheLayout, HeadGroup, Heads, Order, PageId, Pool, PoolKind, Role},
     transport_core::Memory,
 };
+
+use crate::workload::RequestPages;
 
 /// Bytes that are made or checked at a time.
 const BLOCK: usize = 64 << 10;
 
-/// The bytes of one token in one buffer, as eight-byte words.
-struct Token {
+/// The bytes of one head of one token in one buffer (or of all of a token that is not divided by heads), as eight-byte words.
+struct Piece {
     key: u64,
 }
 
-impl Token {
-    fn new(seed: u64, buffer: &Buffer, token: u64) -> Self {
-        // The key in words, "layer 3 (latent)", names part, layer and role.
-        let name = buffer.key.to_string().bytes().fold(seed, |name, byte| mix(name ^ u64::from(byte)));
-        Self { key: mix(name.wrapping_add(token)) }
+impl Piece {
+    /// `name` is the buffer's.
+    fn new(name: u64, token: u64, group: u64, head: u64) -> Self {
+        let place = mix(name.wrapping_add(token)) ^ (group << 56);
+        Self { key: mix(place.wrapping_add(head.wrapping_mul(0x9e37_79b9_7f4a_7c15))) }
     }
 
-    /// The byte at a place in the token, where all heads of the model are counted.
-    fn byte(&self, place: u64) -> u8 {
-        self.word(place / 8).to_le_bytes()[(place % 8) as usize]
-    }
-
-    fn word(&self, index: u64) -> u64 {
-        mix(self.key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
-    }
-
-    /// Writes the token's bytes from `start` on.
-    fn fill(&self, start: u64, out: &mut [u8]) {
-        if !start.is_multiple_of(8) {
-            for (place, byte) in (start..).zip(out) {
-                *byte = self.byte(place);
-            }
-            return;
-        }
-        for (index, chunk) in (start / 8..).zip(out.chunks_mut(8)) {
-            chunk.copy_from_slice(&self.word(index).to_le_bytes()[..chunk.len()]);
+    fn fill(&self, out: &mut [u8]) {
+        for (index, chunk) in (0u64..).zip(out.chunks_mut(8)) {
+            let word = mix(self.key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
         }
     }
 }
@@ -50,32 +40,73 @@ fn mix(mut value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Where the bytes of a buffer's token begin among those of the whole model's token.
-fn first_byte(buffer: &Buffer) -> u64 {
-    buffer.heads.map_or(0, |heads| buffer.token_bytes / u64::from(heads.count) * u64::from(heads.first))
+/// The tokens of a request that a receiver gets in a pool.
+fn moved(layout: &CacheLayout, pool: Pool, tokens: u64) -> Range<u64> {
+    match pool.kind {
+        PoolKind::State => 0..1,
+        PoolKind::Window => tokens.saturating_sub(layout.window(pool.part).map_or(tokens, u64::from))..tokens,
+        _ => 0..tokens,
+    }
 }
 
-/// The bytes of the page that holds a request's `place`-th page of tokens.
-fn page_bytes(seed: u64, layout: &CacheLayout, buffer: &Buffer, place: usize, out: &mut Vec<u8>) {
+/// About how many bytes a rank of the first data-parallel group gets of a request, for a progress bar.
+pub(crate) fn request_bytes(layout: &CacheLayout, tokens: u64) -> u64 {
+    if layout.rank().dp > 0 {
+        return 0;
+    }
+    let of_buffer = |buffer: &Buffer| {
+        let moved = moved(layout, buffer.pool(), tokens);
+        (moved.end - moved.start) * buffer.token_bytes / u64::from(layout.shard.cp)
+    };
+    layout.buffers.iter().map(of_buffer).sum()
+}
+
+/// The first token of the page at some place of a rank's list.
+fn first_token(layout: &CacheLayout, buffer: &Buffer, place: usize) -> u64 {
+    let own = place as u64 * u64::from(layout.shard.cp) + u64::from(layout.rank().cp);
+    own * u64::from(buffer.page_tokens)
+}
+
+/// The bytes of the page at some place of a request's list; zero for tokens that are not among `tokens`.
+fn page_bytes(seed: u64, layout: &CacheLayout, buffer: &Buffer, place: usize, tokens: &Range<u64>, out: &mut Vec<u8>) {
+    out.clear();
     out.resize(buffer.page_bytes as usize, 0);
-    let first = first_byte(buffer);
-    let tokens = (place as u64 * u64::from(layout.page_tokens))..;
-    for (token, bytes) in tokens.zip(out.chunks_mut(buffer.token_bytes as usize)) {
-        Token::new(seed, buffer, token).fill(first, bytes);
+    // The key in words, "layer 3 (latent)", names part, layer and role.
+    let name = buffer.key.to_string().bytes().fold(seed, |name, byte| mix(name ^ u64::from(byte)));
+    let by_head = layout.order == Order::HeadMajor && matches!(buffer.key.role, Role::Key | Role::Value);
+    let whole = [HeadGroup { heads: Heads::WHOLE, head_bytes: buffer.token_bytes }];
+    let groups = if buffer.groups.is_empty() { &whole[..] } else { &buffer.groups[..] };
+    let first = first_token(layout, buffer, place);
+    for token in 0..u64::from(buffer.page_tokens) {
+        if !tokens.contains(&(first + token)) {
+            continue;
+        }
+        let mut before = 0;
+        for (group, HeadGroup { heads, head_bytes }) in (0u64..).zip(groups) {
+            for head in 0..u64::from(heads.count) {
+                let at = match by_head {
+                    true => (head * u64::from(buffer.page_tokens) + token) * head_bytes,
+                    false => token * buffer.token_bytes + before + head * head_bytes,
+                };
+                let piece = Piece::new(name, first + token, group, u64::from(heads.first) + head);
+                piece.fill(&mut out[at as usize..(at + head_bytes) as usize]);
+            }
+            before += u64::from(heads.count) * head_bytes;
+        }
     }
 }
 
 fn offset(buffer: &Buffer, page: PageId) -> u64 {
-    buffer.offset + u64::from(page.0.unsigned_abs()) * buffer.page_bytes
+    buffer.offset + u64::from(page.0.unsigned_abs()) * buffer.page_stride
 }
 
-/// Writes what a request's pages must hold into all buffers of a rank.
-pub(crate) fn fill(seed: u64, layout: &CacheLayout, memories: &[Memory], pages: &[PageId]) -> Result<(), String> {
+/// Writes what a request's pages must hold into all buffers of a rank, and something into the rest of its last page.
+pub(crate) fn fill(seed: u64, layout: &CacheLayout, memories: &[Memory], pages: &RequestPages) -> Result<(), String> {
     let mut bytes = Vec::new();
     for buffer in &layout.buffers {
         let memory = &memories[buffer.region as usize];
-        for (place, page) in pages.iter().enumerate() {
-            page_bytes(seed, layout, buffer, place, &mut bytes);
+        for (place, page) in pages.of(buffer.pool()).iter().enumerate() {
+            page_bytes(seed, layout, buffer, place, &(0..u64::MAX), &mut bytes);
             memory.write_at(offset(buffer, *page), &bytes).map_err(|error| error.to_string())?;
         }
     }
@@ -87,14 +118,16 @@ pub(crate) fn verify(
     seed: u64,
     layout: &CacheLayout,
     memories: &[Memory],
-    pages: &[PageId],
+    pages: &RequestPages,
+    tokens: u64,
     written: impl Fn(&Buffer) -> bool,
 ) -> Result<(), String> {
     let (mut expected, mut found) = (Vec::new(), Vec::new());
     for buffer in layout.buffers.iter().filter(|buffer| written(buffer)) {
         let memory = &memories[buffer.region as usize];
-        for (place, page) in pages.iter().enumerate() {
-            page_bytes(seed, layout, buffer, place, &mut expected);
+        let tokens = moved(layout, buffer.pool(), tokens);
+        for (place, page) in pages.of(buffer.pool()).iter().enumerate() {
+            page_bytes(seed, layout, buffer, place, &tokens, &mut expected);
             found.resize(expected.len(), 0);
             memory.read_at(offset(buffer, *page), &mut found).map_err(|error| error.to_string())?;
             if let Some(wrong) =

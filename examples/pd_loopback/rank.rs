@@ -7,8 +7,8 @@ use std::{
 };
 
 use kvferry::{
-    ConnectError, Engine, EngineConfig, Incoming, Peer, Push, Role,
-    kv_plan::{CacheLayout, PageId, Rank},
+    ConnectError, Engine, EngineConfig, Incoming, Origin, Peer, Push, Role,
+    kv_plan::{Buffer, CacheLayout, Rank},
     transport_core::{Memory, Shutdown},
     transport_quic::{Authentication, Identity, QuicConfig, TrustedKeys},
 };
@@ -18,7 +18,7 @@ use crate::{
     pattern,
     protocol::{Order, Report},
     rdma,
-    workload::{End, Refused, Workload},
+    workload::{End, Refused, RequestPages, Workload},
 };
 
 const DEPLOYMENT: &str = "prefill";
@@ -189,14 +189,19 @@ impl RankState {
         Ok((peer.transport().to_owned(), reasons))
     }
 
-    fn pages(&self, end: End, layout: &CacheLayout, request: u64) -> Result<Vec<PageId>, Report> {
+    fn pages(&self, end: End, layout: &CacheLayout, request: u64) -> Result<RequestPages, Report> {
         self.workload.pages(end, layout, request).map_err(Report::Refused)
+    }
+
+    /// Those of some requests that this rank's data-parallel group has to do with.
+    fn own<'a>(&self, requests: &'a [u64]) -> impl Iterator<Item = &'a u64> + use<'a, '_> {
+        requests.iter().filter(|request| Workload::group(&self.layout, **request) == self.layout.rank().dp)
     }
 
     /// Fills the pages of requests, or expects them.
     async fn prepare(&self, requests: &[u64]) -> Result<Vec<Incoming>, Report> {
         let mut expected = Vec::new();
-        for request in requests {
+        for request in self.own(requests) {
             let pages = self.pages(self.end, &self.layout, *request)?;
             match self.end {
                 End::Prefill => {
@@ -205,9 +210,11 @@ impl RankState {
                 }
                 End::Decode => {
                     // The last sender may still be in its handshake on this side.
-                    let missing = self.engine.wait_for_senders(DEPLOYMENT, Duration::from_secs(30)).await;
+                    let origin = Origin::from(DEPLOYMENT).group(self.workload.prefill_group(*request));
+                    let missing = self.engine.wait_for_senders(origin, Duration::from_secs(30)).await;
                     missing.map_err(|ranks| failed(format!("not connected in time: {ranks:?}")))?;
-                    expected.push(self.engine.expect(*request, DEPLOYMENT, &pages).map_err(failed)?);
+                    let incoming = pages.with(|pages| self.engine.expect(*request, origin, pages));
+                    expected.push(incoming.map_err(failed)?);
                 }
             }
         }
@@ -218,11 +225,16 @@ impl RankState {
     async fn push(&self, requests: &[u64]) -> Result<Report, Report> {
         let started = Instant::now();
         let mut pushes: Vec<Push> = Vec::new();
-        for request in requests {
+        for request in self.own(requests) {
             let src = self.pages(End::Prefill, &self.layout, *request)?;
-            for peer in self.peers.iter().filter(|peer| !peer.pairing().tables().is_empty()) {
+            let wants = |peer: &&Peer| {
+                let (layout, pairing) = (peer.layout(), peer.pairing());
+                layout.rank().dp == Workload::group(layout, *request) && !pairing.tables().is_empty()
+            };
+            for peer in self.peers.iter().filter(wants) {
                 let dst = self.pages(End::Decode, peer.layout(), *request)?;
-                pushes.push(peer.push(*request, &src, &dst).map_err(failed)?);
+                let push = src.with(|src| dst.with(|dst| peer.push(*request, src, dst)));
+                pushes.push(push.map_err(failed)?);
             }
         }
         let (mut bytes, mut slices) = (0, 0);
@@ -241,17 +253,24 @@ impl RankState {
                 }
             }
         }
-        Ok(Report::Moved { requests: requests.len() as u64, bytes, slices, seconds: started.elapsed().as_secs_f64() })
+        Ok(Report::Moved {
+            requests: self.own(requests).count() as u64,
+            bytes,
+            slices,
+            seconds: started.elapsed().as_secs_f64(),
+        })
     }
 
     /// Checks every byte of the requests in all buffers that a sender has.
     fn verify(&self, requests: &[u64]) -> Result<(), Report> {
         let peers = self.engine.peers();
         let left_alone: Vec<_> = peers.first().map(|peer| peer.pairing().left_alone().to_vec()).unwrap_or_default();
-        for request in requests {
+        let tokens = u64::from(self.workload.tokens);
+        let written = |buffer: &Buffer| !left_alone.contains(&buffer.key);
+        for request in self.own(requests) {
             let pages = self.pages(End::Decode, &self.layout, *request)?;
             let seed = self.workload.contents(*request);
-            pattern::verify(seed, &self.layout, &self.memories, &pages, |buffer| !left_alone.contains(&buffer.key))
+            pattern::verify(seed, &self.layout, &self.memories, &pages, tokens, written)
                 .map_err(|error| failed(format!("request {request}: {error}")))?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The requests: which pages each has on either side. Both sides compute it from the same few numbers.
 
-use kvferry::kv_plan::{CacheLayout, Dtype, Mismatch, ModelShape, PageId, Side};
+use kvferry::kv_plan::{CacheLayout, Dtype, Mismatch, ModelShape, PageId, PageList, Pages, Pool, PoolKind, Side};
 use serde::{Deserialize, Serialize};
 
 /// The most requests that are in flight at a time; their pages are used again by later ones.
@@ -40,9 +40,13 @@ impl Workload {
         let refused = |error: Mismatch| Refused { kind: error.kind().into(), message: error.to_string() };
         let mut side: Side = text.parse().map_err(refused)?;
         if !text.contains("pages=") {
-            let page = side.page_tokens.unwrap_or(self.page);
+            let own = [side.page_tokens, side.window_page_tokens, side.draft_page_tokens];
+            let page = own.into_iter().flatten().min().map_or(self.page, |own| own.min(self.page));
             let needed = u64::from(self.tokens.div_ceil(page.max(1))) * u64::from(self.wave_len());
             side.pages = u32::try_from(needed + needed / 4 + 1).unwrap_or(u32::MAX);
+        }
+        if !text.contains("slots=") {
+            side.slots = self.wave_len() + self.wave_len() / 4 + 1;
         }
         let dtype = model.dtype().unwrap_or(Dtype::Bf16);
         side.layouts(&model, self.page, dtype).map_err(refused)
@@ -59,29 +63,49 @@ impl Workload {
         requests.chunks(self.wave_len() as usize).map(<[u64]>::to_vec).collect()
     }
 
-    /// The pages of a request on one side: scattered over the whole cache, and disjoint from those of the requests that are in
-    /// flight with it.
-    pub(crate) fn pages(&self, end: End, layout: &CacheLayout, request: u64) -> Result<Vec<PageId>, Refused> {
-        let each = self.tokens.div_ceil(layout.page_tokens) as usize;
-        let wave = u64::from(self.wave_len());
+    /// The data-parallel group of a side that a request is in.
+    pub(crate) fn group(layout: &CacheLayout, request: u64) -> u32 {
+        u32::try_from(request % u64::from(layout.shard.dp)).unwrap_or(0)
+    }
+
+    /// The data-parallel group of the prefill side that a request is in.
+    pub(crate) fn prefill_group(&self, request: u64) -> u32 {
+        let dp = self.prefill.parse::<Side>().map_or(1, |side| side.dp);
+        u32::try_from(request % u64::from(dp)).unwrap_or(0)
+    }
+
+    /// The pages of a request on one rank, by pool: scattered over the whole cache, and disjoint from those of the requests that
+    /// are in flight with it.
+    pub(crate) fn pages(&self, end: End, layout: &CacheLayout, request: u64) -> Result<RequestPages, Refused> {
+        let lists = layout.pools().into_iter().map(|pool| Ok((pool, self.list(end, layout, pool, request)?)));
+        Ok(RequestPages { lists: lists.collect::<Result<_, _>>()?, tokens: self.tokens.into() })
+    }
+
+    fn list(&self, end: End, layout: &CacheLayout, pool: Pool, request: u64) -> Result<Vec<PageId>, Refused> {
+        let page_tokens = layout.page_tokens_of(pool).unwrap_or(1);
+        let each = match pool.kind {
+            PoolKind::State => 1,
+            _ => (0..self.tokens.div_ceil(page_tokens)).filter(|page| is_own(layout, *page)).count(),
+        };
+        let (wave, pages) = (u64::from(self.wave_len()), layout.page_count(pool));
         let salt = match end {
             End::Prefill => 1,
             End::Decode => 2,
         };
-        let mut random = Random(self.seed ^ (request / wave).wrapping_mul(0x5851_f42d_4c95_7f2d) ^ (salt << 60));
-        let mut pages: Vec<i32> = (0..i32::try_from(layout.page_count()).unwrap_or(i32::MAX)).collect();
-        for last in (1..pages.len()).rev() {
-            pages.swap(last, (random.next() % (last as u64 + 1)) as usize);
+        let salt = (salt << 60) | ((pool.part as u64) << 58) | ((pool.kind as u64) << 56);
+        let mut random = Random(self.seed ^ (request / wave).wrapping_mul(0x5851_f42d_4c95_7f2d) ^ salt);
+        let mut shuffled: Vec<i32> = (0..i32::try_from(pages).unwrap_or(i32::MAX)).collect();
+        for last in (1..shuffled.len()).rev() {
+            shuffled.swap(last, (random.next() % (last as u64 + 1)) as usize);
         }
         let first = (request % wave) as usize * each;
-        let own = pages.get(first..first + each).ok_or_else(|| Refused {
+        let own = shuffled.get(first..first + each).ok_or_else(|| Refused {
             kind: "page_range".into(),
             message: format!(
-                "{wave} requests of {} tokens at a time need {} pages, but {} has {}; raise pages or lower --tokens",
+                "{wave} requests of {} tokens at a time need {} pages (pool {pool}), but {} has {pages}; raise pages or lower --tokens",
                 self.tokens,
                 each as u64 * wave,
                 layout.rank(),
-                layout.page_count()
             ),
         })?;
         Ok(own.iter().map(|page| PageId(*page)).collect())
@@ -90,6 +114,30 @@ impl Workload {
     /// The seed of a request's contents.
     pub(crate) fn contents(&self, request: u64) -> u64 {
         Random(self.seed.wrapping_add(request)).next()
+    }
+}
+
+/// Whether a request's page is one of a context-parallel rank's.
+pub(crate) fn is_own(layout: &CacheLayout, page: u32) -> bool {
+    page % layout.shard.cp == layout.rank().cp
+}
+
+/// The pages of a request on one rank.
+pub(crate) struct RequestPages {
+    lists: Vec<(Pool, Vec<PageId>)>,
+    tokens: u64,
+}
+
+impl RequestPages {
+    /// The pages of a pool.
+    pub(crate) fn of(&self, pool: Pool) -> &[PageId] {
+        self.lists.iter().find(|(own, _)| *own == pool).map_or(&[], |(_, pages)| pages)
+    }
+
+    /// As the planner takes them.
+    pub(crate) fn with<T>(&self, run: impl FnOnce(Pages<'_>) -> T) -> T {
+        let lists: Vec<PageList<'_>> = self.lists.iter().map(|(pool, pages)| PageList::new(*pool, pages)).collect();
+        run(Pages::from(lists.as_slice()).tokens(0..self.tokens))
     }
 }
 
