@@ -54,8 +54,8 @@ fn verified() {
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["verified"], true);
     assert_eq!(document["requests"], 3);
-    // 200 tokens are 4 pages of 64 tokens, whole: 61 layers of 73,728 bytes each.
-    assert_eq!(document["bytes"], 3 * 4 * 61 * 73_728);
+    // 61 layers of 1,152 bytes a token.
+    assert_eq!(document["bytes"], 3 * 200 * 61 * 1_152);
     // Where there is an RDMA device and the feature, it is used.
     assert!(["quic", "rdma"].contains(&document["transport"].as_str().unwrap()), "{document}");
     assert!(document["seconds"].as_f64().unwrap() > 0.0 && document["gb_per_s"].as_f64().unwrap() > 0.0);
@@ -67,6 +67,14 @@ fn other_splits() {
         "--prefill pp=2 --decode pp=4 --tokens 100 --requests 2",
         "--config tests/data/models/llama-3-70b.json --prefill pp=3,tp=2 --decode tp=2 --page 16 --tokens 40 --requests 2",
         "--config tests/data/models/smollm2-135m.json --prefill pp=4 --decode pp=1,draft=1 --page 16 --tokens 1 --requests 5",
+        // Other tensor splits, page sizes and orders on the two sides.
+        "--config tests/data/models/llama-3-70b.json --prefill pp=2,tp=2 --decode tp=4,page=32,order=hnd --page 16 --tokens 50 --requests 2",
+        "--prefill tp=4 --decode tp=2 --tokens 100 --requests 2",
+        // States, and pools of sliding windows.
+        "--config tests/data/models/qwen3-next-80b.json --prefill tp=2,pp=2 --decode tp=4 --page 16 --tokens 50 --requests 2",
+        "--config tests/data/models/gpt-oss-120b.json --prefill tp=2,pp=2 --decode tp=4,order=hnd --page 16 --tokens 200 --requests 2",
+        // Context and data parallelism.
+        "--config tests/data/models/smollm2-135m.json --prefill cp=2,tp=3,dp=2 --decode dp=2,order=hnd,page=24 --page 16 --tokens 99 --requests 4",
     ] {
         let output = run(&args.split(' ').collect::<Vec<_>>());
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

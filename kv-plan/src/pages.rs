@@ -75,12 +75,6 @@ impl<'a, const N: usize> From<&'a [PageId; N]> for Pages<'a> {
     }
 }
 
-impl<'a, const N: usize> From<&'a [PageList<'a>; N]> for Pages<'a> {
-    fn from(lists: &'a [PageList<'a>; N]) -> Self {
-        Self::from(lists.as_slice())
-    }
-}
-
 impl<'a> From<&'a [PageList<'a>]> for Pages<'a> {
     fn from(lists: &'a [PageList<'a>]) -> Self {
         Self { lists: Lists::ByPool(lists), tokens: None, request_tokens: None }
