@@ -5,7 +5,7 @@
 //!
 //! Each rank describes what it holds in a [`CacheLayout`]: a list of buffers, each with a key (part, layer, role), sizes and a
 //! place. Two ranks that meet exchange their layouts, and [`pair()`] finds, once, which buffers of the one go into which buffers of the
-//! other: by key, never by place in a list. [`coverage()`] checks that the senders of a receiver write all of it, and nothing twice. A
+//! other, and which heads of them: by key, never by place in a list. [`coverage()`] checks that the senders of a receiver write all of it, and nothing twice. A
 //! request is then a list of pages on either side, and its [`Plan`] is a product: a few runs of pages, times the tables of the pairing.
 //!
 //! ```text
@@ -79,17 +79,54 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # When the two sides are split differently
+//!
+//! What moves between two ranks is what both hold: the layers that both stages have, and of each the heads that both tensor ranks
+//! have. In a page of token-major order the heads of a token lie beside each other, so that other heads than all of them are a
+//! piece of every token; in head-major order they are one piece of a page. Llama-3-70B has 8 heads of 128 elements: 256 bytes a head
+//! and token. From 4 ranks (2 heads each, 512 bytes a token) to 8 ranks (1 head each):
+//!
+//! ```text
+//!  prefill tp0           page 3 (2 tokens)                decode tp1           page 9 (2 tokens)
+//!  heads 0 1   │ t0: h0 h1 │ t1: h0 h1 │                  head 1     │ t0: h1 │ t1: h1 │
+//!  byte        3072  3328  3584  3840                     byte       4608     4864
+//!                    └────────────────────── 256 bytes ────────────► ┘        │
+//!                                └────────── 256 bytes ───────────────────────┘
+//! ```
+//!
+//! ```
+//! # use kv_plan::{Dtype, ModelShape, PageId, Plan, Side, pair};
+//! let model = ModelShape::from_config_json(
+//!     r#"{"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}"#,
+//! )?;
+//! let prefill = "tp=4".parse::<Side>()?.layouts(&model, 2, Dtype::Bf16)?;
+//! let decode = "tp=8".parse::<Side>()?.layouts(&model, 2, Dtype::Bf16)?;
+//! let pairing = pair(&prefill[0], &decode[1])?;
+//! let mut plan = Plan::default();
+//! pairing.plan(PageId::list(&[3]), PageId::list(&[9]), &mut plan)?;
+//! let offsets: Vec<_> = plan.slices(&pairing).take(2).map(|s| (s.src_offset, s.dst_offset, s.len)).collect();
+//! assert_eq!(offsets, [(3_328, 4_608, 256), (3_840, 4_864, 256)]);
+//! // Nothing of the third rank's heads is for the second receiver.
+//! assert!(pair(&prefill[2], &decode[1])?.tables().is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Where several senders hold the same bytes, latents or heads of which there are fewer than ranks, each receiver gets them from one, and
+//! the work is shared out by layers, so that no sender has more than its share and one buffer.
+//!
 //! # For each request
 //!
-//! [`Pairing::plan`] turns two page lists into runs, [`Pairing::plan_layers`] does so for some layers, for a push that goes out while
-//! prefill still computes; a part of a request's pages is a part of the two lists. A [`Plan`] is used again and again and then
-//! allocates nothing. It stays a product: [`Plan::groups`] gives runs and tables, [`Run`] has the plain layout that transports
-//! take, and [`Plan::slices`] writes the slices out for whoever wants to see them.
+//! A request has one list of pages for each [`Pool`]: all tokens, sliding windows (of which only the last tokens move), states (a
+//! slot), and the same of a draft model; or [one list](Pages) for all pools of pages. [`Pairing::plan`] turns the lists of the two sides
+//! into runs, [`Pairing::plan_layers`] does so for some layers, for a push that goes out while prefill still computes, and
+//! [`Pages::tokens`] for some tokens. [`Pairing::tally`] tells the receiver what to expect of a sender. A [`Plan`] is used again and
+//! again and then allocates nothing. It stays a product: [`Plan::groups`] gives runs and tables, [`Run`] has the plain layout that
+//! transports take, and [`Plan::slices`] writes the slices out for whoever wants to see them.
 //!
 //! # Units
 //!
-//! Offsets, strides and lengths are bytes. Runs count pages. Sizes of buffers are `page_count` pages of `page_bytes` bytes;
-//! a page is `page_tokens` tokens of `token_bytes` bytes. Layers are numbered in the whole model, heads too.
+//! Offsets, strides and lengths are bytes. Runs count tokens or pages, as their [`Form`] says. Sizes of buffers are `page_count` pages
+//! of `page_bytes` bytes; a page is `page_tokens` tokens of `token_bytes` bytes. Layers are numbered in the whole model, heads too.
 //!
 //! # Errors
 //!
@@ -99,9 +136,13 @@
 //!
 //! # What is covered
 //!
-//! MLA and MHA/GQA models whose layers all have full attention; any pipeline split on either side; equal tensor splits; a draft
-//! model with the main model's sizes. Different tensor splits, page sizes and orders, sliding windows, states and indexer keys
-//! are refused by name, never done wrongly.
+//! Models: multi-head latent attention, multi-head and grouped-query attention with key and value heads of any size, sliding windows,
+//! sparse-attention index keys, gated delta nets and other linear attention with convolution and recurrent states, and drafts of
+//! the same or another kind. Splits: any pipeline and tensor split on either side that the heads allow, context parallelism (pages dealt
+//! round), data-parallel groups. Layouts: token-major and head-major pages, also mixed, pages of any sizes, padded and interleaved pages.
+//!
+//! Refused by name: element types that differ (nothing is converted), heads that do not divide by the tensor ranks, and states
+//! under context parallelism. Ranks hold the heads that [`Heads::of_rank`] says and draft layers are on the last stage.
 #![forbid(unsafe_code)]
 
 mod buffer;
