@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr};
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
+use crate::PlanError;
+
 /// Which model a buffer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -161,6 +163,33 @@ impl PageId {
     /// The pages with these numbers.
     pub fn list(pages: &[i32]) -> &[Self] {
         bytemuck::cast_slice(pages)
+    }
+
+    /// Writes runs of pages, each the first one and how many, out into a list, whose former contents go. A list that is used
+    /// again allocates only for more pages than ever before.
+    ///
+    /// ```
+    /// use kv_plan::PageId;
+    ///
+    /// let mut pages = Vec::new();
+    /// PageId::expand(&[(PageId(5), 3), (PageId(12), 2)], &mut pages)?;
+    /// assert_eq!(pages, PageId::list(&[5, 6, 7, 12, 13]));
+    /// # Ok::<(), kv_plan::PlanError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`PlanError::Overflow`] for pages whose numbers do not fit 31 bits; the list is empty then.
+    pub fn expand(runs: &[(Self, u32)], into: &mut Vec<Self>) -> Result<(), PlanError> {
+        into.clear();
+        for (first, count) in runs {
+            let end = i32::try_from(*count).ok().and_then(|count| first.0.checked_add(count));
+            let Some(end) = end else {
+                into.clear();
+                return Err(PlanError::Overflow);
+            };
+            into.extend((first.0..end).map(Self));
+        }
+        Ok(())
     }
 }
 
