@@ -3,17 +3,16 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use transport_core::{
     ClosedRegion, ControlChannel, EventQueue, Memory, PeerId, Permits, RegionId, RegionRef, RegionTable, TransferPool,
 };
 
-use crate::{config::RdmaConfig, peer::Peer, rail::Rail, region::Registered, timing::QueuePairTimers, verbs::Verbs};
+use crate::{config::RdmaConfig, peer::Peer, rail::Rail, region::Registered, signal::Signal, timing::QueuePairTimers};
 
 /// How far a transport's end has come. It only goes up.
 pub(crate) mod phase {
@@ -243,77 +242,5 @@ impl Deregistered {
                 Poll::Pending
             }
         }
-    }
-}
-
-/// Wakes the thread, and tells of its end.
-///
-/// The hazard: a wake-up between the thread's last look and its sleep. `attention` is set before `sleeping` is read, and
-/// `sleeping` before `attention` is read again, both in one total order; so one of the two sides sees the other.
-#[derive(Debug)]
-pub(crate) struct Signal {
-    verbs: Arc<dyn Verbs>,
-    attention: AtomicBool,
-    sleeping: AtomicBool,
-    end: Mutex<Waiters>,
-}
-
-/// Who waits for the thread's end.
-#[derive(Debug, Default)]
-struct Waiters {
-    ended: bool,
-    wakers: Vec<Waker>,
-}
-
-impl Signal {
-    pub(crate) fn new(verbs: Arc<dyn Verbs>) -> Arc<Self> {
-        Arc::new(Self {
-            verbs,
-            attention: AtomicBool::new(false),
-            sleeping: AtomicBool::new(false),
-            end: Mutex::default(),
-        })
-    }
-
-    pub(crate) fn wake(&self) {
-        self.attention.store(true, Ordering::SeqCst);
-        if self.sleeping.load(Ordering::SeqCst) {
-            self.verbs.wake();
-        }
-    }
-
-    /// Whether it was woken since the last call.
-    pub(crate) fn take(&self) -> bool {
-        self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::SeqCst)
-    }
-
-    /// Sleeps, unless it was woken since the last [`Signal::take`].
-    pub(crate) fn sleep(&self, timeout: Option<Duration>) {
-        self.sleeping.store(true, Ordering::SeqCst);
-        if !self.attention.load(Ordering::SeqCst) {
-            self.verbs.wait(timeout);
-        }
-        self.sleeping.store(false, Ordering::SeqCst);
-    }
-
-    /// Ready once the thread has ended.
-    pub(crate) fn poll_end(&self, context: &Context<'_>) -> Poll<()> {
-        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        if end.ended {
-            return Poll::Ready(());
-        }
-        if !end.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            end.wakers.push(context.waker().clone());
-        }
-        Poll::Pending
-    }
-
-    pub(crate) fn announce_end(&self) {
-        let wakers = {
-            let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-            end.ended = true;
-            std::mem::take(&mut end.wakers)
-        };
-        wakers.into_iter().for_each(Waker::wake);
     }
 }

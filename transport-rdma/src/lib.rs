@@ -19,6 +19,7 @@ mod peer;
 mod rail;
 mod region;
 mod sender;
+mod signal;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod timing;

@@ -17,11 +17,12 @@ use crate::{
     choice::{Choice, choose},
     config::RdmaConfig,
     error::OpenError,
-    host::{Command, Deregistered, Host, Signal, phase},
+    host::{Command, Deregistered, Host, phase},
     peer::{End, Peer},
     rail::Rail,
     region::{Registered, RemoteRegion, piece_len},
     sender::MAX_NOTIFICATION,
+    signal::Signal,
     verbs::Verbs,
     worker,
 };

@@ -10,7 +10,10 @@ use std::{
 
 use transport_core::{ClosedRegion, Memory, RegionId};
 
-use crate::host::{Deregistered, Host, Signal};
+use crate::{
+    host::{Deregistered, Host},
+    signal::Signal,
+};
 
 #[derive(Default)]
 pub(super) struct Deregistrations {
