@@ -41,6 +41,9 @@ pub(crate) struct Host {
     registered: RwLock<Vec<Option<Named>>>,
     peers: RwLock<Vec<Arc<Peer>>>,
     commands: Mutex<Commands>,
+    /// Ticks hardly ever come, so that a test sees what would wait for one.
+    #[cfg(test)]
+    pub(crate) seldom: std::sync::atomic::AtomicBool,
 }
 
 /// What the thread is asked to do.
@@ -70,6 +73,8 @@ impl Host {
             registered: RwLock::default(),
             peers: RwLock::default(),
             commands: Mutex::default(),
+            #[cfg(test)]
+            seldom: false.into(),
             config,
         })
     }

@@ -95,3 +95,79 @@ impl Signal {
         wakers.into_iter().for_each(Waker::wake);
     }
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use std::{sync::atomic::AtomicU64, thread, time::Instant};
+
+    use super::*;
+    use crate::sim::SimNetwork;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Sleepers take each other's attention and each other's bell, and still everything that was called for is seen.
+    #[test]
+    fn no_call_is_lost_among_several_sleepers() {
+        let signal = Signal::new(SimNetwork::new().host());
+        let (asked, seen, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::SeqCst) {
+                        if signal.take() {
+                            seen.fetch_max(asked.load(Ordering::SeqCst), Ordering::SeqCst);
+                        } else {
+                            signal.sleep(None, || stop.load(Ordering::SeqCst));
+                        }
+                    }
+                });
+            }
+            let callers: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        for round in 0..5_000 {
+                            let call = asked.fetch_add(1, Ordering::SeqCst) + 1;
+                            signal.wake();
+                            let deadline = Instant::now() + PATIENCE;
+                            while seen.load(Ordering::SeqCst) < call {
+                                if Instant::now() > deadline {
+                                    return Some(round);
+                                }
+                                thread::yield_now();
+                            }
+                        }
+                        None
+                    })
+                })
+                .collect();
+            let lost: Vec<_> = callers.into_iter().map(|caller| caller.join()).collect();
+            // Whatever was found, the sleepers end.
+            stop.store(true, Ordering::SeqCst);
+            (0..4).for_each(|_| signal.verbs.wake());
+            for lost in lost {
+                assert!(matches!(lost, Ok(None)), "a call was lost: {lost:?}");
+            }
+        });
+    }
+
+    /// What makes `over` true rings after that, and the sleep ends.
+    #[test]
+    fn a_sleep_ends_when_its_reason_does() {
+        let signal = Signal::new(SimNetwork::new().host());
+        for _ in 0..2_000 {
+            let over = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let sleeper = scope.spawn(|| signal.sleep(Some(PATIENCE * 2), || over.load(Ordering::SeqCst)));
+                over.store(true, Ordering::SeqCst);
+                signal.ring();
+                let deadline = Instant::now() + PATIENCE;
+                while !sleeper.is_finished() && Instant::now() < deadline {
+                    thread::yield_now();
+                }
+                let slept_on = !sleeper.is_finished();
+                signal.verbs.wake();
+                assert!(!slept_on, "it sleeps on");
+            });
+        }
+    }
+}

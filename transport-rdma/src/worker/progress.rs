@@ -26,7 +26,7 @@ use std::{
 
 use transport_core::Progress;
 
-use super::{TICK, Worker, seat::Seat};
+use super::{Worker, seat::Seat, tick_of};
 use crate::host::Host;
 
 /// The worker, shared by those who take turns.
@@ -57,7 +57,8 @@ impl Turns {
                 worker.into_iter().for_each(Worker::end);
                 return;
             }
-            if !worker.may_sleep(&turn) {
+            let relieved = !turn.worked && self.seat.is_wanted();
+            if !relieved && !worker.may_sleep(&turn) {
                 drop(guard);
                 hint::spin_loop();
                 continue;
@@ -68,12 +69,12 @@ impl Turns {
             worker.thread_wakes = worker.next_look();
             let timeout = worker.thread_wakes.map(until);
             drop(guard);
-            if self.seat.defer_to_waiter(TICK) {
+            if self.seat.defer_to_waiter(tick_of(&self.host)) {
                 continue;
             }
             self.host.signal.sleep(timeout, || false);
             slept = true;
-            self.seat.pass_on(&self.host.signal);
+            self.seat.wake_up(&self.host.signal);
         }
     }
 
@@ -94,7 +95,7 @@ impl Turns {
 impl Progress for Turns {
     fn drive(&self, done: &dyn Fn() -> bool, deadline: Option<Instant>) {
         let signal = &self.host.signal;
-        let Some(_sitting) = self.seat.sit(signal) else { return };
+        let Some(_sitting) = self.seat.sit(signal, done) else { return };
         let mut slept = false;
         loop {
             let Some(mut guard) = self.try_lock() else {

@@ -1,55 +1,106 @@
 //! The place of the one waiter that works for the transport.
 
 use std::{
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use crate::signal::Signal;
 
+/// How often a waiter makes way for the transport's thread, which is about to sleep as a rule.
+const PATIENCE: usize = 16;
+
 /// One waiter at a time sits here, from its first turn until it leaves.
 ///
-/// While it sits, the transport's thread does not go to sleep beside it: the latest sleeper is woken first, and that is to
-/// be the waiter. If the thread comes to sleep and finds it here, it waits for it to leave, and then goes to sleep before
-/// another one may sit down.
+/// Events wake the thread that was the last to go to sleep, and that is to be the waiter. So it sits down only when the
+/// transport's thread is asleep. When that wakes up meanwhile, and wants to sleep again, it waits until the waiter has
+/// left.
 #[derive(Debug, Default)]
 pub(super) struct Seat {
     state: Mutex<State>,
     left: Condvar,
+    /// A waiter waits for the thread to sleep, and will poll in its place.
+    wanted: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     taken: bool,
-    /// The waiter's transfer has ended, and it may sleep.
+    /// The waiter's transfer has ended by the hand of somebody else, and the waiter may sleep.
     nudged: bool,
-    /// The transport's thread waits for the seat to be free.
-    awaited: bool,
+    thread: Thread,
+}
+
+/// Where the transport's thread is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Thread {
+    #[default]
+    Awake,
+    /// It sleeps, or is about to.
+    Asleep,
+    /// It waits until the waiter has left.
+    Deferring,
 }
 
 impl Seat {
-    /// Takes the seat, if it is free.
-    pub(super) fn sit<'a>(&'a self, signal: &'a Signal) -> Option<Sitting<'a>> {
-        let mut state = self.lock();
-        if state.taken || state.awaited {
-            return None;
+    /// Takes the seat; `None` where another waiter has it, the thread has more to do, or nothing is left to wait for.
+    pub(super) fn sit<'a>(&'a self, signal: &'a Signal, done: &dyn Fn() -> bool) -> Option<Sitting<'a>> {
+        for _ in 0..PATIENCE {
+            {
+                let mut state = self.lock();
+                if state.taken {
+                    break;
+                }
+                if state.thread == Thread::Asleep {
+                    state.taken = true;
+                    state.nudged = false;
+                    self.wanted.store(false, Ordering::Relaxed);
+                    return Some(Sitting { seat: self, signal });
+                }
+            }
+            if done() {
+                break;
+            }
+            self.wanted.store(true, Ordering::Relaxed);
+            thread::yield_now();
         }
-        state.taken = true;
-        state.nudged = false;
-        Some(Sitting { seat: self, signal })
+        self.wanted.store(false, Ordering::Relaxed);
+        None
     }
 
-    /// For the transport's thread, when it wants to sleep: if somebody sits here, waits until nobody does or the time
-    /// is over, and answers `true`: there may be something to do. Else lets others sit down.
+    /// Whether a waiter would poll, if only the thread slept.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// For the transport's thread, when it wants to sleep: if a waiter sits here, waits until it leaves or the time is
+    /// over, and answers `true`: there may be something to do. Else it is asleep as far as waiters know.
     pub(super) fn defer_to_waiter(&self, timeout: Duration) -> bool {
         let mut state = self.lock();
-        state.awaited = state.taken;
-        if state.taken {
-            drop(self.left.wait_timeout_while(state, timeout, |state| state.taken));
-            return true;
+        if !state.taken {
+            state.thread = Thread::Asleep;
+            return false;
         }
-        false
+        state.thread = Thread::Deferring;
+        let waited = self.left.wait_timeout_while(state, timeout, |state| state.taken);
+        waited.unwrap_or_else(PoisonError::into_inner).0.thread = Thread::Awake;
+        true
+    }
+
+    /// For the transport's thread, after its sleep. What has woken it may have been meant for the waiter.
+    pub(super) fn wake_up(&self, signal: &Signal) {
+        let nudged = {
+            let mut state = self.lock();
+            state.thread = Thread::Awake;
+            state.nudged
+        };
+        if nudged {
+            signal.ring();
+        }
     }
 
     /// The transfer of a waiter has ended by the hand of somebody else: it has to look.
@@ -62,14 +113,6 @@ impl Seat {
             state.nudged = true;
         }
         signal.ring();
-    }
-
-    /// For the transport's thread, when it was woken: what woke it may have been meant for the waiter.
-    pub(super) fn pass_on(&self, signal: &Signal) {
-        let nudged = self.lock().nudged;
-        if nudged {
-            signal.ring();
-        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -85,13 +128,13 @@ pub(super) struct Sitting<'a> {
 
 impl Drop for Sitting<'_> {
     fn drop(&mut self) {
-        let awaited = {
+        let deferring = {
             let mut state = self.seat.lock();
             state.taken = false;
             state.nudged = false;
-            state.awaited
+            state.thread == Thread::Deferring
         };
-        if awaited {
+        if deferring {
             self.seat.left.notify_one();
         }
         // A waker has panicked in the middle of a turn, and nothing is prepared for the sleep of others.
