@@ -150,6 +150,25 @@ mod tests {
         });
     }
 
+    /// One that wakes up leaves the others counted.
+    #[test]
+    fn a_sleeper_that_goes_leaves_the_others_in_reach() {
+        let signal = Signal::new(SimNetwork::new().host());
+        thread::scope(|scope| {
+            let long = scope.spawn(|| signal.sleep(Some(PATIENCE * 2), || false));
+            thread::sleep(Duration::from_millis(20));
+            signal.sleep(Some(Duration::from_millis(1)), || false);
+            signal.wake();
+            let deadline = Instant::now() + PATIENCE;
+            while !long.is_finished() && Instant::now() < deadline {
+                thread::yield_now();
+            }
+            let slept_on = !long.is_finished();
+            signal.verbs.wake();
+            assert!(!slept_on, "it sleeps on");
+        });
+    }
+
     /// What makes `over` true rings after that, and the sleep ends.
     #[test]
     fn a_sleep_ends_when_its_reason_does() {

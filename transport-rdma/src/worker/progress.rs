@@ -152,3 +152,17 @@ fn until(moment: Instant) -> Duration {
 fn is_sooner(one: Option<Instant>, other: Option<Instant>) -> bool {
     one.is_some_and(|one| other.is_none_or(|other| one < other))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_sooner_than_a_later_one_and_than_never() {
+        let now = Instant::now();
+        let later = now + Duration::from_millis(1);
+        assert!(is_sooner(Some(now), Some(later)) && is_sooner(Some(now), None));
+        assert!(!is_sooner(Some(later), Some(now)) && !is_sooner(Some(now), Some(now)));
+        assert!(!is_sooner(None, Some(now)) && !is_sooner(None, None));
+    }
+}

@@ -6,13 +6,13 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::signal::Signal;
 
-/// How often a waiter makes way for the transport's thread, which is about to sleep as a rule.
-const PATIENCE: usize = 16;
+/// How long a waiter makes way for the transport's thread, which is about to sleep as a rule.
+const PATIENCE: Duration = Duration::from_micros(50);
 
 /// One waiter at a time sits here, from its first turn until it leaves.
 ///
@@ -49,7 +49,8 @@ enum Thread {
 impl Seat {
     /// Takes the seat; `None` where another waiter has it, the thread has more to do, or nothing is left to wait for.
     pub(super) fn sit<'a>(&'a self, signal: &'a Signal, done: &dyn Fn() -> bool) -> Option<Sitting<'a>> {
-        for _ in 0..PATIENCE {
+        let mut since = None;
+        loop {
             {
                 let mut state = self.lock();
                 if state.taken {
@@ -62,7 +63,7 @@ impl Seat {
                     return Some(Sitting { seat: self, signal });
                 }
             }
-            if done() {
+            if done() || since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
                 break;
             }
             self.wanted.store(true, Ordering::Relaxed);
@@ -141,5 +142,92 @@ impl Drop for Sitting<'_> {
         if thread::panicking() {
             self.signal.wake();
         }
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sim::SimNetwork;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn see(what: &str, mut done: impl FnMut() -> bool) -> Result<(), String> {
+        let deadline = Instant::now() + LONG;
+        while !done() {
+            if Instant::now() > deadline {
+                return Err(format!("{what} is not seen"));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// A waiter sleeps, and the transport's thread with it, above or below; its transfer ends by somebody else's hand.
+    fn nudged(thread_is_above: bool) -> Result<(), String> {
+        let signal = Signal::new(SimNetwork::new().host());
+        let seat = Seat::default();
+        assert!(!seat.defer_to_waiter(LONG), "nobody sits");
+        let over = Arc::new(AtomicBool::new(false));
+        let ended = || over.load(Ordering::SeqCst);
+        thread::scope(|scope| {
+            let sleep_as_thread = || {
+                signal.sleep(Some(LONG * 2), || false);
+                seat.wake_up(&signal);
+            };
+            let nap = || thread::sleep(Duration::from_millis(20));
+            if !thread_is_above {
+                scope.spawn(sleep_as_thread);
+                nap();
+            }
+            let waiter = scope.spawn(|| {
+                let sitting = seat.sit(&signal, &ended).ok_or("the seat is free")?;
+                signal.sleep(Some(LONG * 2), ended);
+                drop(sitting);
+                Ok::<_, &str>(())
+            });
+            nap();
+            if thread_is_above {
+                scope.spawn(sleep_as_thread);
+                nap();
+            }
+            over.store(true, Ordering::SeqCst);
+            seat.nudge(&signal);
+            let seen = see("the end of the wait", || waiter.is_finished());
+            (0..2).for_each(|_| signal.wake());
+            seen.and_then(|()| Ok(waiter.join().map_err(|_| "it panicked")??))
+        })
+    }
+
+    #[test]
+    fn a_nudge_reaches_the_waiter_past_the_thread() {
+        nudged(false).unwrap();
+        nudged(true).unwrap();
+    }
+
+    #[test]
+    fn one_waiter_at_a_time_sits_and_only_when_the_thread_sleeps() {
+        let signal = Signal::new(SimNetwork::new().host());
+        let seat = Seat::default();
+        let never = || false;
+        assert!(seat.sit(&signal, &never).is_none(), "the thread is awake");
+        assert!(!seat.is_wanted(), "it has given up");
+        assert!(!seat.defer_to_waiter(LONG));
+        let sitting = seat.sit(&signal, &never).unwrap();
+        assert!(seat.sit(&signal, &never).is_none(), "another one sits");
+        seat.wake_up(&signal);
+        thread::scope(|scope| {
+            let deferring = scope.spawn(|| seat.defer_to_waiter(LONG * 2));
+            thread::sleep(Duration::from_millis(20));
+            assert!(!deferring.is_finished(), "the waiter still sits");
+            drop(sitting);
+            see("the thread's turn", || deferring.is_finished()).unwrap();
+            assert!(deferring.join().unwrap(), "it has waited, and looks again");
+        });
+        assert!(seat.sit(&signal, &never).is_none(), "the thread is awake again");
+        assert!(!seat.defer_to_waiter(LONG));
+        drop(seat.sit(&signal, &never).unwrap());
     }
 }
