@@ -28,6 +28,10 @@ use crate::{
 };
 
 /// The RDMA transport of one process, on the devices of one [`Verbs`]. Dropping it is an abort that nobody waits for.
+///
+/// A thread that blocks on a transfer ([`Transfer::wait`]) does the transport's work meanwhile, except with
+/// [`Completions::Busy`](crate::Completions::Busy). [`Transfer::wait_timeout`] may then take up to a second longer, when a
+/// queue pair to a peer has to be joined just then.
 #[derive(Debug)]
 pub struct RdmaTransport {
     host: Arc<Host>,
