@@ -363,7 +363,7 @@ fn slots_and_places_survive_random_interleavings() {
     let (rig_ref, outcomes_ref) = (&rig, &outcomes);
     thread::scope(|scope| {
         let (drivers, queue) = mpsc::channel::<TransferDriver>();
-        let queue = Arc::new(std::sync::Mutex::new(queue));
+        let queue = Arc::new(Mutex::new(queue));
         for worker in 0..3 {
             let queue = Arc::clone(&queue);
             scope.spawn(move || {
@@ -595,7 +595,9 @@ fn a_driving_waiter_is_nudged_by_others_and_a_parked_one_woken() {
             }
             thread::sleep(Duration::from_millis(20));
             driver.finish(Ok(()));
-            waiters.into_iter().for_each(|waiter| drop(waiter.join().unwrap().unwrap()));
+            for waiter in waiters {
+                waiter.join().unwrap().unwrap();
+            }
         });
         assert_eq!(works.nudges.load(Ordering::SeqCst), usize::from(stays));
     }
