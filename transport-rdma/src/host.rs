@@ -1,6 +1,8 @@
 //! What a transport's handle and its thread share.
 
 use std::{
+    fmt,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU8, Ordering},
@@ -119,8 +121,13 @@ impl Host {
 
     // Regions.
 
-    pub(crate) fn add_registered(&self, id: RegionId, registered: Registered) {
+    /// Keeps a region's keys; `false`, and they are gone, when the transport has ended.
+    pub(crate) fn add_registered(&self, id: RegionId, registered: Registered) -> bool {
         let mut table = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        // Looked at under the lock: what comes after `clear_registered` would stay pinned.
+        if self.phase() == phase::CLOSED {
+            return false;
+        }
         let place = id.index as usize;
         if table.len() <= place {
             table.resize_with(place + 1, || None);
@@ -128,6 +135,7 @@ impl Host {
         if let Some(slot) = table.get_mut(place) {
             *slot = Some((id, Arc::new(registered)));
         }
+        true
     }
 
     /// The keys of regions that are held; `false` when one of them is not there.
@@ -219,11 +227,22 @@ pub(crate) struct Deregistered {
     state: Mutex<DeregisteredState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct DeregisteredState {
     result: Option<(Option<Arc<Registered>>, Memory)>,
+    /// Nobody but the waiter looks after it any more.
+    left: Option<(Option<Arc<Registered>>, Release)>,
     waker: Option<Waker>,
 }
+
+impl fmt::Debug for DeregisteredState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeregisteredState").field("result", &self.result).finish_non_exhaustive()
+    }
+}
+
+/// Gives a region's memory once nobody holds it.
+pub(crate) type Release = Pin<Box<dyn Future<Output = Memory> + Send>>;
 
 impl Deregistered {
     /// The region is quiet. Whoever waits takes it apart, so that the thread does not; else it goes with this.
@@ -238,14 +257,27 @@ impl Deregistered {
         }
     }
 
-    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<(Option<Arc<Registered>>, Memory)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                state.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
+    /// The worker ends before the region is quiet. Whoever waits goes on by itself.
+    pub(crate) fn leave(&self, registered: Option<Arc<Registered>>, release: Release) {
+        let waker = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.left = Some((registered, release));
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
         }
+    }
+
+    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<(Option<Arc<Registered>>, Memory)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(result) = state.result.take() {
+            return Poll::Ready(result);
+        }
+        if let Some((registered, release)) = &mut state.left {
+            return release.as_mut().poll(context).map(|memory| (registered.take(), memory));
+        }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
     }
 }
