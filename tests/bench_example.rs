@@ -84,6 +84,14 @@ fn without_json_there_is_a_table() {
 }
 
 #[test]
+fn what_a_line_does_not_have_is_a_dash() {
+    let output = bench(&["--pattern", "write-4096", "--runs", "1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.contains(" – |") && !table.contains("NaN"), "{table}");
+}
+
+#[test]
 fn wrong_arguments_end_with_status_1_and_say_what_there_is() {
     for (args, said) in [
         (&["--pattern", "8k"][..], "there is no pattern \"8k\"; there are mla, gqa,"),

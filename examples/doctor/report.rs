@@ -89,7 +89,8 @@ impl Report {
         let Some(Ok(has)) = used.map(|device| &device.attributes) else { return 0 };
         let depth = self.config.completion_queue_depth.min(has.max_cqe);
         let receives = u32::try_from(self.config.events_per_peer).unwrap_or(u32::MAX).min(has.max_qp_wr);
-        depth / receives.saturating_mul(self.config.queue_pairs as u32).max(1)
+        // One place at least is for sends.
+        depth.saturating_sub(1) / receives.saturating_mul(self.config.queue_pairs as u32).max(1)
     }
 
     /// Whether the kernel or the library knows a device.

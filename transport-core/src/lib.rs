@@ -43,8 +43,8 @@ pub use self::{
     region::{Access, ClosedRegion, RegionRef, RegionTable},
     submit::Submit,
     transfer::{
-        BatchOptions, Delivered, Outcome, Permits, Room, State, Status, Times, Transfer, TransferDriver, TransferPool,
-        Waited,
+        BatchOptions, Delivered, Outcome, Permits, Progress, Room, State, Status, Times, Transfer, TransferDriver,
+        TransferPool, Waited,
     },
     transport::{Capabilities, Shutdown, Transport, next_event},
 };

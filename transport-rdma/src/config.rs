@@ -74,7 +74,7 @@ impl Rail {
     }
 }
 
-/// How the transport's thread waits for completions.
+/// How the transport's thread, or one that blocks on a transfer in its place, waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completions {
     /// Sleeps at once. The least processor time.

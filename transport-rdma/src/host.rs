@@ -1,19 +1,20 @@
 //! What a transport's handle and its thread share.
 
 use std::{
+    fmt,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use transport_core::{
     ClosedRegion, ControlChannel, EventQueue, Memory, PeerId, Permits, RegionId, RegionRef, RegionTable, TransferPool,
 };
 
-use crate::{config::RdmaConfig, peer::Peer, rail::Rail, region::Registered, timing::QueuePairTimers, verbs::Verbs};
+use crate::{config::RdmaConfig, peer::Peer, rail::Rail, region::Registered, signal::Signal, timing::QueuePairTimers};
 
 /// How far a transport's end has come. It only goes up.
 pub(crate) mod phase {
@@ -42,6 +43,9 @@ pub(crate) struct Host {
     registered: RwLock<Vec<Option<Named>>>,
     peers: RwLock<Vec<Arc<Peer>>>,
     commands: Mutex<Commands>,
+    /// Ticks hardly ever come, so that a test sees what would wait for one.
+    #[cfg(test)]
+    pub(crate) seldom: std::sync::atomic::AtomicBool,
 }
 
 /// What the thread is asked to do.
@@ -71,6 +75,8 @@ impl Host {
             registered: RwLock::default(),
             peers: RwLock::default(),
             commands: Mutex::default(),
+            #[cfg(test)]
+            seldom: false.into(),
             config,
         })
     }
@@ -115,8 +121,13 @@ impl Host {
 
     // Regions.
 
-    pub(crate) fn add_registered(&self, id: RegionId, registered: Registered) {
+    /// Keeps a region's keys; `false`, and they are gone, when the transport has ended.
+    pub(crate) fn add_registered(&self, id: RegionId, registered: Registered) -> bool {
         let mut table = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        // Looked at under the lock: what comes after `clear_registered` would stay pinned.
+        if self.phase() == phase::CLOSED {
+            return false;
+        }
         let place = id.index as usize;
         if table.len() <= place {
             table.resize_with(place + 1, || None);
@@ -124,6 +135,7 @@ impl Host {
         if let Some(slot) = table.get_mut(place) {
             *slot = Some((id, Arc::new(registered)));
         }
+        true
     }
 
     /// The keys of regions that are held; `false` when one of them is not there.
@@ -215,11 +227,22 @@ pub(crate) struct Deregistered {
     state: Mutex<DeregisteredState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct DeregisteredState {
     result: Option<(Option<Arc<Registered>>, Memory)>,
+    /// Nobody but the waiter looks after it any more.
+    left: Option<(Option<Arc<Registered>>, Release)>,
     waker: Option<Waker>,
 }
+
+impl fmt::Debug for DeregisteredState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeregisteredState").field("result", &self.result).finish_non_exhaustive()
+    }
+}
+
+/// Gives a region's memory once nobody holds it.
+pub(crate) type Release = Pin<Box<dyn Future<Output = Memory> + Send>>;
 
 impl Deregistered {
     /// The region is quiet. Whoever waits takes it apart, so that the thread does not; else it goes with this.
@@ -234,86 +257,27 @@ impl Deregistered {
         }
     }
 
-    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<(Option<Arc<Registered>>, Memory)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                state.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
-}
-
-/// Wakes the thread, and tells of its end.
-///
-/// The hazard: a wake-up between the thread's last look and its sleep. `attention` is set before `sleeping` is read, and
-/// `sleeping` before `attention` is read again, both in one total order; so one of the two sides sees the other.
-#[derive(Debug)]
-pub(crate) struct Signal {
-    verbs: Arc<dyn Verbs>,
-    attention: AtomicBool,
-    sleeping: AtomicBool,
-    end: Mutex<Waiters>,
-}
-
-/// Who waits for the thread's end.
-#[derive(Debug, Default)]
-struct Waiters {
-    ended: bool,
-    wakers: Vec<Waker>,
-}
-
-impl Signal {
-    pub(crate) fn new(verbs: Arc<dyn Verbs>) -> Arc<Self> {
-        Arc::new(Self {
-            verbs,
-            attention: AtomicBool::new(false),
-            sleeping: AtomicBool::new(false),
-            end: Mutex::default(),
-        })
-    }
-
-    pub(crate) fn wake(&self) {
-        self.attention.store(true, Ordering::SeqCst);
-        if self.sleeping.load(Ordering::SeqCst) {
-            self.verbs.wake();
-        }
-    }
-
-    /// Whether it was woken since the last call.
-    pub(crate) fn take(&self) -> bool {
-        self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::SeqCst)
-    }
-
-    /// Sleeps, unless it was woken since the last [`Signal::take`].
-    pub(crate) fn sleep(&self, timeout: Option<Duration>) {
-        self.sleeping.store(true, Ordering::SeqCst);
-        if !self.attention.load(Ordering::SeqCst) {
-            self.verbs.wait(timeout);
-        }
-        self.sleeping.store(false, Ordering::SeqCst);
-    }
-
-    /// Ready once the thread has ended.
-    pub(crate) fn poll_end(&self, context: &Context<'_>) -> Poll<()> {
-        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        if end.ended {
-            return Poll::Ready(());
-        }
-        if !end.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            end.wakers.push(context.waker().clone());
-        }
-        Poll::Pending
-    }
-
-    pub(crate) fn announce_end(&self) {
-        let wakers = {
-            let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-            end.ended = true;
-            std::mem::take(&mut end.wakers)
+    /// The worker ends before the region is quiet. Whoever waits goes on by itself.
+    pub(crate) fn leave(&self, registered: Option<Arc<Registered>>, release: Release) {
+        let waker = {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.left = Some((registered, release));
+            state.waker.take()
         };
-        wakers.into_iter().for_each(Waker::wake);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<(Option<Arc<Registered>>, Memory)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(result) = state.result.take() {
+            return Poll::Ready(result);
+        }
+        if let Some((registered, release)) = &mut state.left {
+            return release.as_mut().poll(context).map(|memory| (registered.take(), memory));
+        }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
     }
 }

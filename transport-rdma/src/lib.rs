@@ -8,17 +8,22 @@
 //! knows the keys; `sender` makes work requests of batches and outcomes of completions, without I/O; `worker` is the thread
 //! that polls, talks to peers over the control channel and builds queue pairs; `transport` is the handle on top.
 
+// Only the binding may, and says so there.
+#![deny(unsafe_code)]
+
 pub mod choice;
 mod config;
 mod error;
 mod host;
 mod message;
 #[cfg(feature = "verbs")]
+#[allow(unsafe_code, reason = "the binding of libibverbs; docs/safety.md has its rules")]
 pub mod native;
 mod peer;
 mod rail;
 mod region;
 mod sender;
+mod signal;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod timing;

@@ -12,8 +12,9 @@ use transport_core::{ConnectError, GrantedRegions, ImportedRegions, PeerId, Perm
 
 use crate::{
     config::RdmaConfig,
-    host::{Host, Signal},
+    host::Host,
     sender::{ControlMemory, Finished, Sender},
+    signal::Signal,
     verbs::{PostError, QueuePair, SendRequest},
 };
 

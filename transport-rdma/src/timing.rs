@@ -35,7 +35,7 @@ const SHORTEST: u8 = 8;
 const LONGEST: u8 = 21;
 
 impl QueuePairTimers {
-    /// The timers for a bound on peer loss. Bounds below 14 ms are not kept: the shortest timers are those for 14 ms.
+    /// The timers for a bound on peer loss. Bounds below 17 ms are not kept: the shortest timers are those for 17 ms.
     pub fn within(loss_bound: Duration) -> Self {
         let fits = |timeout, retries: u8| interval(timeout) * SLOWEST * (u32::from(retries) + 1) <= loss_bound / 2;
         let at = |timeout, retry_count| Self { timeout, retry_count, rnr_retry: 6, min_rnr_timer: 12 };

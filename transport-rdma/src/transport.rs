@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -17,16 +18,22 @@ use crate::{
     choice::{Choice, choose},
     config::RdmaConfig,
     error::OpenError,
-    host::{Command, Deregistered, Host, Signal, phase},
+    host::{Command, Deregistered, Host, phase},
+    message::{MAX_LANES, MAX_RAILS},
     peer::{End, Peer},
     rail::Rail,
     region::{Registered, RemoteRegion, piece_len},
     sender::MAX_NOTIFICATION,
+    signal::Signal,
     verbs::Verbs,
     worker,
 };
 
 /// The RDMA transport of one process, on the devices of one [`Verbs`]. Dropping it is an abort that nobody waits for.
+///
+/// A thread that blocks on a transfer ([`Transfer::wait`]) does the transport's work meanwhile, except with
+/// [`Completions::Busy`](crate::Completions::Busy). [`Transfer::wait_timeout`] may then take up to a second longer, when a
+/// queue pair to a peer has to be joined just then.
 #[derive(Debug)]
 pub struct RdmaTransport {
     host: Arc<Host>,
@@ -40,6 +47,7 @@ impl RdmaTransport {
     pub fn open(verbs: Arc<dyn Verbs>, config: RdmaConfig) -> Result<Self, OpenError> {
         let mut config = check(config)?;
         let choices = choose(&*verbs, &config.rails)?;
+        at_most("rails", choices.len() as u64, MAX_RAILS as u64)?;
         let rails =
             choices.into_iter().map(|choice| Rail::open(&*verbs, choice, &config)).collect::<Result<Vec<_>, _>>()?;
         for rail in &rails {
@@ -84,7 +92,7 @@ impl RdmaTransport {
 }
 
 /// Refuses settings that cannot be kept.
-fn check(config: RdmaConfig) -> Result<RdmaConfig, OpenError> {
+fn check(mut config: RdmaConfig) -> Result<RdmaConfig, OpenError> {
     let at_least_one = [
         ("queue_pairs", config.queue_pairs as u64),
         ("queue_depth", u64::from(config.queue_depth)),
@@ -98,17 +106,22 @@ fn check(config: RdmaConfig) -> Result<RdmaConfig, OpenError> {
             return Err(OpenError::Setting { setting, value, reason });
         }
     }
-    let at_most = [
-        ("queue_pairs", config.queue_pairs as u64, crate::message::MAX_LANES as u64),
-        ("events_per_peer", config.events_per_peer as u64, 1 << 16),
-    ];
-    for (setting, value, max) in at_most {
-        if value > max {
-            let (value, reason) = (value.to_string(), format!("it must be at most {max}"));
-            return Err(OpenError::Setting { setting, value, reason });
-        }
-    }
+    at_most("queue_pairs", config.queue_pairs as u64, MAX_LANES as u64)?;
+    at_most("events_per_peer", config.events_per_peer as u64, 1 << 16)?;
+    // Points in time are computed with these: "without end" is a year.
+    let bounds = [&mut config.connect_timeout, &mut config.loss_bound, &mut config.stall_timeout];
+    bounds.into_iter().for_each(|bound| *bound = (*bound).min(YEAR));
     Ok(config)
+}
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+fn at_most(setting: &'static str, value: u64, max: u64) -> Result<(), OpenError> {
+    if value <= max {
+        return Ok(());
+    }
+    let (value, reason) = (value.to_string(), format!("it must be at most {max}"));
+    Err(OpenError::Setting { setting, value, reason })
 }
 
 #[async_trait]
@@ -133,19 +146,18 @@ impl Transport for RdmaTransport {
         let region = self.host.regions.insert(memory, access)?;
         let id = region.id();
         let others = self.host.regions.count() - 1;
-        match Registered::new(&self.host.rails, self.host.piece, region.memory(), access, others) {
-            Ok(registered) => {
-                self.host.add_registered(id, registered);
-                Ok(id)
-            }
-            Err(cause) => {
-                let memory = region.memory().clone();
-                drop(region);
-                // Nobody has heard of the name.
-                drop(self.host.regions.close(id));
-                Err(RegisterFailure { memory, cause })
-            }
-        }
+        let cause = match Registered::new(&self.host.rails, self.host.piece, region.memory(), access, others) {
+            Ok(registered) => match self.host.add_registered(id, registered) {
+                true => return Ok(id),
+                false => RegisterError::Closed,
+            },
+            Err(cause) => cause,
+        };
+        let memory = region.memory().clone();
+        drop(region);
+        // Nobody has heard of the name.
+        drop(self.host.regions.close(id));
+        Err(RegisterFailure { memory, cause })
     }
 
     async fn deregister(&self, region: RegionId) -> Result<Memory, RegionError> {

@@ -54,7 +54,7 @@ fn assert_says(error: &OpenError, parts: &[&str]) {
     }
 }
 
-/// B109: the routable RoCE v2 GID, wherever in the table it is; empty entries and what is beyond the table are not asked for.
+/// The routable RoCE v2 GID, wherever in the table it is; empty entries and what is beyond the table are not asked for.
 #[test]
 fn the_routable_roce_v2_gid_is_chosen() {
     let table = vec![
@@ -70,7 +70,7 @@ fn the_routable_roce_v2_gid_is_chosen() {
     assert_eq!(rail.warning, None);
 }
 
-/// B109: what is less good is used with a warning that says what to change.
+/// What is less good is used with a warning that says what to change.
 #[test]
 fn a_link_local_gid_and_a_v1_gid_are_used_with_a_warning() {
     let cases = [
@@ -94,7 +94,7 @@ fn an_unspecified_gid_is_none() {
     assert_eq!(choose_gid(&[entry(0, "::"), entry(1, "fe80::1")]).unwrap().entry.index, 1);
 }
 
-/// B109 and B111: Ethernet without a GID is refused when the transport is opened, not at the first write.
+/// Ethernet without a GID is refused when the transport is opened, not at the first write.
 #[test]
 fn ethernet_without_a_gid_is_refused_by_name_when_it_is_opened() {
     for table in [vec![], vec![None, None]] {
@@ -104,7 +104,7 @@ fn ethernet_without_a_gid_is_refused_by_name_when_it_is_opened() {
     }
 }
 
-/// B111: InfiniBand goes by LID, and needs no GID within a subnet.
+/// InfiniBand goes by LID, and needs no GID within a subnet.
 #[test]
 fn infiniband_without_a_gid_goes_by_lid_and_carries_bytes() {
     let net = Net::default();
@@ -183,7 +183,7 @@ fn a_choice_by_hand_is_kept_in_its_order() {
     assert_eq!(names(&open(devices, rails).unwrap()), ["two", "one"]);
 }
 
-/// B115: the index of the local GID is in the address vector; with another one the peers would not hear each other.
+/// The index of the local GID is in the address vector; with another one the peers would not hear each other.
 #[test]
 fn a_gid_chosen_by_hand_is_the_one_that_is_used() {
     for index in 0..4 {
@@ -235,13 +235,17 @@ fn settings_that_cannot_be_kept_are_named() {
         let error = RdmaTransport::open(Net::default().network.host(), config).unwrap_err();
         assert_says(&error, &[setting, "it must be at"]);
     }
+    let many = (0..9).map(|number| device(&format!("sim{number}"), SimPortConfig::default())).collect();
+    let config = config().with_rails(Rails::Automatic { numa_node: None, max: 16 });
+    let error = RdmaTransport::open(Net::default().network.host_with(many), config).unwrap_err();
+    assert_says(&error, &["rails", "9", "it must be at most 8"]);
 }
 
 fn with_mtu(mtu: Mtu) -> SimDeviceConfig {
     device("sim0", SimPortConfig { active_mtu: mtu, ..SimPortConfig::default() })
 }
 
-/// B107: a path MTU above the port's active one would be refused, and two different ones would lose what is longer than a packet.
+/// A path MTU above the port's active one would be refused, and two different ones would lose what is longer than a packet.
 #[test]
 fn the_path_mtu_is_the_smaller_of_both_ports() {
     for (here, there) in [(Mtu::B1024, Mtu::B4096), (Mtu::B4096, Mtu::B1024), (Mtu::B256, Mtu::B2048)] {
@@ -253,7 +257,7 @@ fn the_path_mtu_is_the_smaller_of_both_ports() {
     }
 }
 
-/// B113: the error has everything that one has to look at.
+/// The error has everything that one has to look at.
 #[test]
 fn an_unreachable_peer_is_an_error_with_both_addresses() {
     let net = Net::default();

@@ -39,7 +39,7 @@ fn at_fixed_gids(net: &Net, config: RdmaConfig) -> Node {
     net.node_with(vec![device], config)
 }
 
-/// B063: a process that died and its successor at the same address.
+/// A process that died and its successor at the same address.
 #[test]
 fn a_killed_peer_is_lost_in_time_and_its_successor_connects() {
     for killed_is_the_receiver in [true, false] {
@@ -73,7 +73,7 @@ fn a_killed_peer_is_lost_in_time_and_its_successor_connects() {
     }
 }
 
-/// B063: an attempt that nobody waits for any more does not spoil the next one over the same channel.
+/// An attempt that nobody waits for any more does not spoil the next one over the same channel.
 #[test]
 fn a_dropped_attempt_leaves_the_channel_for_the_next_one() {
     let net = Net::default();
@@ -120,7 +120,7 @@ fn a_dropped_attempt_leaves_the_channel_for_the_next_one() {
 
 // The end.
 
-/// B065: whatever tears the connection down, what was posted ends at once and not with a time-out.
+/// Whatever tears the connection down, what was posted ends at once and not with a time-out.
 #[test]
 fn posted_writes_end_at_once_when_the_connection_is_torn_down() {
     type TearDown = fn(&Node, &Node, &Link);
@@ -232,5 +232,42 @@ fn a_device_that_stays_stuck_loses_the_peer() {
         assert_eq!(source.memory.holders(), 1);
         a.host.stall(Stall::None);
         net.connect(&a, &b).works();
+    }
+}
+
+// Bounds, and the end of the transport.
+
+#[test]
+fn bounds_without_end_are_no_trap() {
+    let endless = [
+        config().with_connect_timeout(Duration::MAX),
+        config().with_loss_bound(Duration::MAX),
+        config().with_stall_timeout(Duration::MAX),
+    ];
+    for config in endless {
+        let net = Net::default();
+        let link = net.connect(&net.node(config.clone()), &net.node(config));
+        link.works();
+    }
+}
+
+/// A region that a submission holds at the moment when the transport ends is given back as well.
+#[test]
+fn a_region_that_is_held_at_the_end_is_given_back() {
+    for round in 0..10 {
+        let net = Net::default();
+        let link = net.connect(&net.node(config()), &net.node(config()));
+        let (source, target) = (link.a.source(4096, 1), link.target(4096));
+        let slices: Vec<_> = (0..1_000_000).map(|n| slice(&source, n * 3 % 4000, &target, n * 7 % 4000, 1)).collect();
+        let (transport, peer) = (&link.a.transport, link.a.peer);
+        thread::scope(|scope| {
+            scope.spawn(|| transport.batch_write(peer, Batch::from(&slices), &BatchOptions::new()).map(drop));
+            thread::sleep(Duration::from_millis(10 * round));
+            let region = scope.spawn(|| wait("deregistering", transport.deregister(source.region)));
+            thread::sleep(Duration::from_millis(5));
+            wait("shutting down", transport.shutdown(Shutdown::Abort));
+            // The memory, or an error because the transport had ended before.
+            drop(region.join().unwrap());
+        });
     }
 }

@@ -153,7 +153,7 @@ fn any_number_of_refusals_leaves_the_peer_connected() {
     }
 }
 
-/// B067: a region that was registered anew is refused once; with its new grant it is written.
+/// A region that was registered anew is refused once; with its new grant it is written.
 #[test]
 fn a_target_that_was_registered_anew_needs_its_new_grant() {
     let net = Net::default();
@@ -279,7 +279,7 @@ fn a_device_that_is_gone_ends_its_transfers_and_the_peer() {
     assert!(error.contains("sim0"), "{error}");
 }
 
-/// B105: the rail is named, is out of rotation after a few failures, and the other one carries on.
+/// The rail is named, is out of rotation after a few failures, and the other one carries on.
 #[test]
 fn a_rail_that_fails_every_time_is_named_and_left_out() {
     for gone in [true, false] {

@@ -36,7 +36,7 @@ fn a_delivered_notification_outlives_the_connection() {
     }
 }
 
-/// B091: with several lanes and late completions a notification is never before the bytes, and they are looked at when it is there.
+/// With several lanes and late completions a notification is never before the bytes, and they are looked at when it is there.
 #[test]
 fn a_notification_comes_after_the_bytes_of_all_lanes() {
     let net = Net::default();

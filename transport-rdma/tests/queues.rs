@@ -36,7 +36,7 @@ fn assert_reversed(source: &Buffer, target: &Buffer, len: usize) {
     assert!(target.bytes() == expected, "bytes are not where they should be");
 }
 
-/// B133: a full send queue is no failure; there is room a moment later.
+/// A full send queue is no failure; there is room a moment later.
 #[test]
 fn a_thousand_batches_pass_a_send_queue_of_128() {
     let net = Net::default();
@@ -48,7 +48,7 @@ fn a_thousand_batches_pass_a_send_queue_of_128() {
     assert_eq!(source.bytes(), target.bytes());
 }
 
-/// B133: a send queue that does not move fails at the stall timeout, with all that was behind it.
+/// A send queue that does not move fails at the stall timeout, with all that was behind it.
 #[test]
 fn a_thousand_batches_behind_a_stuck_send_queue_all_fail() {
     let net = Net::default();
@@ -86,7 +86,7 @@ fn fan(net: &Net, config: &RdmaConfig, peers: usize) -> (support::Node, Vec<(sup
     (a, links)
 }
 
-/// B135: 64 queue pairs with send queues of 128 share a completion queue that is smaller than all of them, or much
+/// 64 queue pairs with send queues of 128 share a completion queue that is smaller than all of them, or much
 /// smaller. It never overruns: that would be the end of the device.
 #[test]
 fn queue_pairs_that_share_a_completion_queue_never_overrun_it() {
@@ -217,7 +217,7 @@ fn the_other_rail_carries_what_one_has_no_room_for() {
     }
 }
 
-/// B139: a work request is refused at every place of 128 once: each is sent once, and nothing hangs.
+/// A work request is refused at every place of 128 once: each is sent once, and nothing hangs.
 #[test]
 fn a_refused_work_request_anywhere_is_sent_later() {
     let net = Net::default();
@@ -236,7 +236,7 @@ fn a_refused_work_request_anywhere_is_sent_later() {
     }
 }
 
-/// B139: ranges of all sizes, many at a time.
+/// Ranges of all sizes, many at a time.
 #[test]
 fn ranges_of_all_sizes_are_exact() {
     let net = Net::default();
@@ -252,7 +252,7 @@ fn ranges_of_all_sizes_are_exact() {
     }
 }
 
-/// B159 and B161: the sizes at which other stacks broke.
+/// The sizes at which other stacks broke.
 #[test]
 fn sizes_about_the_mtu_and_64_kib_are_exact() {
     let net = Net::default();
@@ -269,7 +269,7 @@ fn sizes_about_the_mtu_and_64_kib_are_exact() {
     }
 }
 
-/// B163: bytes and completions come in any order across lanes.
+/// Bytes and completions come in any order across lanes.
 #[test]
 fn late_completions_across_lanes_end_each_transfer_once() {
     let net = Net::default();
@@ -292,7 +292,7 @@ fn late_completions_across_lanes_end_each_transfer_once() {
     assert_eq!(link.b.event_within(Duration::from_millis(20)), None);
 }
 
-/// B141: a failed completion in the middle of many takes none of the others with it.
+/// A failed completion in the middle of many takes none of the others with it.
 #[test]
 fn completions_behind_a_failed_one_are_taken() {
     let net = Net::default();

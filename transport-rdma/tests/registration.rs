@@ -44,7 +44,7 @@ fn assert_says(text: &str, parts: &[&str]) {
     }
 }
 
-/// B119: nothing stays registered, and the error says which piece it was.
+/// Nothing stays registered, and the error says which piece it was.
 #[test]
 fn a_failed_piece_takes_the_others_back_and_is_named() {
     let net = Net::default();
@@ -61,7 +61,7 @@ fn a_failed_piece_takes_the_others_back_and_is_named() {
     wait("deregistering", node.transport.deregister(buffer.region)).unwrap();
 }
 
-/// B119: the same across rails: the pieces of the first are taken back when the second refuses.
+/// The same across rails: the pieces of the first are taken back when the second refuses.
 #[test]
 fn a_rail_that_refuses_takes_the_other_back() {
     let net = Net::default();
@@ -73,7 +73,7 @@ fn a_rail_that_refuses_takes_the_other_back() {
     node.transport.register(memory, Access::REMOTE_WRITE).unwrap();
 }
 
-/// B121 and B125: a limit of the device is told from one on locked memory, with the numbers of both.
+/// A limit of the device is told from one on locked memory, with the numbers of both.
 #[test]
 fn an_exhausted_device_names_its_limits() {
     let net = Net::default();
@@ -91,7 +91,7 @@ fn an_exhausted_device_names_its_limits() {
     Buffer::new(&node.transport, 4096, Access::LOCAL);
 }
 
-/// B125: as few memory regions as the limits of the device allow.
+/// As few memory regions as the limits of the device allow.
 #[test]
 fn a_region_is_one_memory_region_where_the_device_allows_it() {
     let net = Net::default();
@@ -103,7 +103,7 @@ fn a_region_is_one_memory_region_where_the_device_allows_it() {
     refusal(&node, 1);
 }
 
-/// B127: a range that ends with its region is fine, one that wraps around is not.
+/// A range that ends with its region is fine, one that wraps around is not.
 #[test]
 fn ranges_that_wrap_around_are_refused_with_their_numbers() {
     let net = Net::default();
@@ -186,7 +186,7 @@ fn a_device_whose_memory_regions_are_too_short_for_a_notification_is_named() {
     assert_says(&text, &["this side cannot connect", "shorter than a notification"]);
 }
 
-/// B117 and B129: each rail has its own keys, and local ones are not remote ones. Any mix-up is a refusal of the simulated NIC.
+/// Each rail has its own keys, and local ones are not remote ones. Any mix-up is a refusal of the simulated NIC.
 #[test]
 fn each_rail_uses_its_own_keys() {
     for (here, there) in [(1, 1), (2, 2), (2, 1), (1, 3), (3, 2)] {
@@ -205,7 +205,7 @@ fn each_rail_uses_its_own_keys() {
     }
 }
 
-/// B117: keys are for a connection that is there, and say how many rails they are for.
+/// Keys are for a connection that is there, and say how many rails they are for.
 #[test]
 fn a_grant_needs_a_connection_and_fits_its_rails() {
     let net = Net::default();
@@ -255,7 +255,7 @@ fn a_batch_of_many_regions_is_exact() {
     }
 }
 
-/// B137: offsets beyond 32 bits, and a length that does not fit them.
+/// Offsets beyond 32 bits, and a length that does not fit them.
 #[test]
 fn offsets_and_lengths_beyond_32_bits_are_exact() {
     const FAR: u64 = (5 << 30) + 64;

@@ -5,6 +5,9 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use super::{Figures, Line};
 use crate::stats::Summary;
 
+/// For a figure that a line does not have.
+const NONE: &str = "–";
+
 /// One table for throughput and one for latency, as far as there are lines.
 pub(crate) fn render(lines: &[Line]) -> String {
     let mut throughput = Vec::new();
@@ -21,7 +24,7 @@ pub(crate) fn render(lines: &[Line]) -> String {
                         spread(figures.gb_per_s, 2),
                         spread(figures.vs_tcp, 2),
                         spread(figures.vs_memcpy, 2),
-                        figures.vs_perftest.map_or_else(String::new, |versus| spread(versus, 2)),
+                        figures.vs_perftest.map_or_else(none, |versus| spread(versus, 2)),
                         spread(cpu, 2),
                         format!("{sender:.2} + {:.2}", cpu.median - sender),
                         line.runs.to_string(),
@@ -37,8 +40,8 @@ pub(crate) fn render(lines: &[Line]) -> String {
                     spread(figures.notified_p99_us, 0),
                     spread(figures.p50_vs_tcp, 1),
                     spread(figures.p99_vs_tcp, 1),
-                    figures.p50_vs_perftest.map_or_else(String::new, |versus| spread(versus, 2)),
-                    figures.p50_vs_verbs.map_or_else(String::new, |versus| spread(versus, 2)),
+                    figures.p50_vs_perftest.map_or_else(none, |versus| spread(versus, 2)),
+                    figures.p50_vs_verbs.map_or_else(none, |versus| spread(versus, 2)),
                     line.runs.to_string(),
                 ],
             )),
@@ -89,8 +92,15 @@ fn row<const N: usize>(names: [Cell; 2], figures: [String; N]) -> Vec<Cell> {
     names.into_iter().chain(figures).collect()
 }
 
+fn none() -> String {
+    NONE.into()
+}
+
 fn spread(summary: Summary, decimals: usize) -> String {
     let Summary { median, min, max } = summary;
+    if median.is_nan() {
+        return none();
+    }
     if min == max {
         return format!("{median:.decimals$}");
     }

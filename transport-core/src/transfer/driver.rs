@@ -131,7 +131,7 @@ impl TransferDriver {
     pub fn finish(mut self, result: Result<(), TransferError>) {
         if let Some(submission) = self.submission.take() {
             self.permit.free();
-            self.party.slot().finish(result, submission);
+            self.party.finish(result, submission);
         }
     }
 }
@@ -146,7 +146,7 @@ impl Drop for TransferDriver {
         // S6: leaking is safe, freeing under a device is not.
         std::mem::forget(submission);
         self.permit.free();
-        self.party.slot().finish(Err(TransferError::EngineLost), Box::default());
+        self.party.finish(Err(TransferError::EngineLost), Box::default());
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod driver;
 mod permits;
+mod progress;
 mod slot;
 
 use std::{
@@ -22,6 +23,7 @@ pub(crate) use self::slot::New;
 pub use self::{
     driver::TransferDriver,
     permits::{Permits, Room},
+    progress::Progress,
     slot::TransferPool,
 };
 use self::{permits::Permit, slot::Party};
@@ -174,15 +176,19 @@ impl Transfer {
     /// Blocks this thread until the transfer is over. Every transport ends a transfer within the bounds of its
     /// configuration (peer loss, stall), so this returns. Not for async code: await the transfer instead.
     ///
+    /// A transport may work on this thread meanwhile, for other transfers too ([`Progress`]); wakers of theirs are then
+    /// called here.
+    ///
     /// # Errors
     /// How the transfer failed.
     pub fn wait(&self) -> Outcome {
-        self.party.slot().wait()
+        self.party.wait()
     }
 
-    /// Blocks this thread until the transfer is over or `timeout` has passed.
+    /// Blocks this thread until the transfer is over or `timeout` has passed; otherwise as [`Transfer::wait`]. What the
+    /// transport does on this thread may make it later, which its documentation then says.
     pub fn wait_timeout(&self, timeout: Duration) -> Waited {
-        self.party.slot().wait_timeout(timeout)
+        self.party.wait_timeout(timeout)
     }
 
     /// Asks the transport to end the transfer early. Returns at once; the outcome comes as ever, after the last use of

@@ -3,16 +3,17 @@
 use std::{
     fmt,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
 use futures_util::task::AtomicWaker;
 
-use super::{Delivered, Outcome, State, Status, Times, Transfer, Waited};
+use super::{Delivered, Outcome, Progress, State, Status, Times, Transfer, Waited};
 use crate::{
     batch::{Batch, OwnedBatch},
     error::TransferError,
@@ -73,6 +74,10 @@ struct SlotState {
     label: u64,
     times: Times,
     user: Option<Waker>,
+    /// Threads that are parked until the transfer is over.
+    parked: usize,
+    /// The thread that does the transport's work until the transfer is over.
+    driving: Option<ThreadId>,
     /// Drivers of transfers that come after this one.
     followers: Vec<Waker>,
     submission: Option<Box<Submission>>,
@@ -92,6 +97,8 @@ impl Slot {
                 label: 0,
                 times,
                 user: None,
+                parked: 0,
+                driving: None,
                 followers: Vec::new(),
                 submission: Some(Box::default()),
             }),
@@ -111,25 +118,46 @@ impl Slot {
         self.lock().outcome()
     }
 
-    pub(super) fn wait(&self) -> Outcome {
+    fn is_over(&self) -> bool {
+        self.lock().outcome.is_some()
+    }
+
+    /// Parks this thread until the transfer is over.
+    fn wait(&self) -> Outcome {
         let mut state = self.lock();
+        state.parked += 1;
         loop {
             if let Some(outcome) = state.outcome() {
+                state.parked -= 1;
                 return outcome;
             }
             state = self.terminal.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    pub(super) fn wait_timeout(&self, timeout: Duration) -> Waited {
-        let (state, _) = self
+    fn wait_timeout(&self, timeout: Duration) -> Waited {
+        let mut state = self.lock();
+        state.parked += 1;
+        let (mut state, _) = self
             .terminal
-            .wait_timeout_while(self.lock(), timeout, |state| state.outcome.is_none())
+            .wait_timeout_while(state, timeout, |state| state.outcome.is_none())
             .unwrap_or_else(PoisonError::into_inner);
+        state.parked -= 1;
         match state.outcome() {
             Some(outcome) => Waited::Finished(outcome),
             None => Waited::StillInFlight(state.status(self.done.load(Ordering::Relaxed))),
         }
+    }
+
+    /// Notes that this thread does the transport's work until the transfer is over; `None` when it is, or when another
+    /// thread does.
+    fn begin_driving(&self) -> Option<Driving<'_>> {
+        let mut state = self.lock();
+        if state.outcome.is_some() || state.driving.is_some() {
+            return None;
+        }
+        state.driving = Some(thread::current().id());
+        Some(Driving(self))
     }
 
     pub(super) fn cancel(&self) {
@@ -192,11 +220,12 @@ impl Slot {
         self.lock().submission.take().unwrap_or_default()
     }
 
-    /// Ends the transfer. Only the driver calls this, and it is consumed by it, so there is one outcome (C2).
-    pub(super) fn finish(&self, result: Result<(), TransferError>, mut submission: Box<Submission>) {
+    /// Ends the transfer; answers whether another thread drives it, which then has to be told. Only the driver calls
+    /// this, and it is consumed by it, so there is one outcome (C2).
+    fn finish(&self, result: Result<(), TransferError>, mut submission: Box<Submission>) -> bool {
         // The pool that keeps the slot may belong to what the waker belongs to: do not let them keep each other alive.
         drop(self.driver.take());
-        let (user, followers) = {
+        let (user, followers, parked, driven) = {
             let mut state = self.lock();
             // At one with the outcome: whoever saw it finds the memory released, and whoever got the memory back finds the
             // transfer over.
@@ -207,13 +236,27 @@ impl Slot {
             state.times.finished = Some(Instant::now());
             state.outcome = Some(result);
             state.submission = Some(submission);
-            (state.user.take(), std::mem::take(&mut state.followers))
+            let driven = state.driving.is_some_and(|driving| driving != thread::current().id());
+            (state.user.take(), std::mem::take(&mut state.followers), state.parked > 0, driven)
         };
-        self.terminal.notify_all();
+        // It is a system call, also when there is nobody.
+        if parked {
+            self.terminal.notify_all();
+        }
         if let Some(user) = user {
             user.wake();
         }
         followers.into_iter().for_each(Waker::wake);
+        driven
+    }
+}
+
+/// A thread that does the transport's work until a transfer is over.
+struct Driving<'a>(&'a Slot);
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        self.0.lock().driving = None;
     }
 }
 
@@ -246,6 +289,39 @@ impl Party {
         &self.slot
     }
 
+    /// Blocks this thread until the transfer is over.
+    pub(super) fn wait(&self) -> Outcome {
+        self.drive(None);
+        self.slot.wait()
+    }
+
+    /// Blocks this thread until the transfer is over or `timeout` has passed.
+    pub(super) fn wait_timeout(&self, timeout: Duration) -> Waited {
+        if timeout.is_zero() || self.pool.progress.get().is_none() {
+            return self.slot.wait_timeout(timeout);
+        }
+        // A time that the clock cannot tell is for ever.
+        let Some(deadline) = Instant::now().checked_add(timeout) else { return Waited::Finished(self.wait()) };
+        self.drive(Some(deadline));
+        self.slot.wait_timeout(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Lets the transport make progress on this thread, if it can; may come back before the transfer is over.
+    fn drive(&self, deadline: Option<Instant>) {
+        let Some(progress) = self.pool.progress() else { return };
+        let Some(_driving) = self.slot.begin_driving() else { return };
+        progress.drive(&|| self.slot.is_over(), deadline);
+    }
+
+    /// Ends the transfer.
+    pub(super) fn finish(&self, result: Result<(), TransferError>, submission: Box<Submission>) {
+        if self.slot.finish(result, submission)
+            && let Some(progress) = self.pool.progress()
+        {
+            progress.nudge();
+        }
+    }
+
     fn another(&self) -> Self {
         self.slot.parties.fetch_add(1, Ordering::Relaxed);
         Self { slot: Arc::clone(&self.slot), pool: Arc::clone(&self.pool) }
@@ -273,12 +349,25 @@ impl fmt::Debug for Party {
 pub struct TransferPool {
     free: Mutex<Vec<Arc<Slot>>>,
     keep: usize,
+    progress: OnceLock<Weak<dyn Progress>>,
 }
 
 impl TransferPool {
     /// A pool with `slots` slots made beforehand.
     pub fn new(slots: usize) -> Arc<Self> {
-        Arc::new(Self { free: Mutex::new((0..slots).map(|_| Arc::new(Slot::new())).collect()), keep: slots })
+        let free = Mutex::new((0..slots).map(|_| Arc::new(Slot::new())).collect());
+        Arc::new(Self { free, keep: slots, progress: OnceLock::new() })
+    }
+
+    /// Lets threads that block on a transfer of this pool do the transport's work meanwhile, for as long as `progress`
+    /// lives. The first call counts.
+    pub fn set_progress(&self, progress: Weak<dyn Progress>) {
+        // A second call finds it set, and changes nothing.
+        let _ = self.progress.set(progress);
+    }
+
+    fn progress(&self) -> Option<Arc<dyn Progress>> {
+        self.progress.get()?.upgrade()
     }
 
     /// Takes a slot for a transfer. `hold` checks the batch and collects the regions that it reads, ordered by id; when it

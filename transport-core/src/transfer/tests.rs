@@ -3,8 +3,8 @@
 use std::{
     pin::pin,
     sync::{
-        Barrier,
-        atomic::{AtomicUsize, Ordering},
+        Barrier, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     task::{Wake, Waker},
@@ -363,7 +363,7 @@ fn slots_and_places_survive_random_interleavings() {
     let (rig_ref, outcomes_ref) = (&rig, &outcomes);
     thread::scope(|scope| {
         let (drivers, queue) = mpsc::channel::<TransferDriver>();
-        let queue = Arc::new(std::sync::Mutex::new(queue));
+        let queue = Arc::new(Mutex::new(queue));
         for worker in 0..3 {
             let queue = Arc::clone(&queue);
             scope.spawn(move || {
@@ -525,4 +525,98 @@ impl Dice {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % sides
     }
+}
+
+/// A transport that ends a transfer on the thread that waits for it, or leaves it to others.
+#[derive(Default)]
+struct Works {
+    driver: Mutex<Option<TransferDriver>>,
+    drives: AtomicUsize,
+    nudges: AtomicUsize,
+    deadlines: Mutex<Vec<Option<Instant>>>,
+    /// Whether it stays until the transfer is over.
+    stays: AtomicBool,
+}
+
+impl Progress for Works {
+    fn drive(&self, done: &dyn Fn() -> bool, deadline: Option<Instant>) {
+        assert!(!done());
+        self.deadlines.lock().unwrap().push(deadline);
+        if let Some(driver) = self.driver.lock().unwrap().take() {
+            driver.finish(Ok(()));
+            assert!(done());
+        }
+        self.drives.fetch_add(1, Ordering::SeqCst);
+        while self.stays.load(Ordering::SeqCst) && !done() {
+            thread::yield_now();
+        }
+    }
+
+    fn nudge(&self) {
+        self.nudges.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn working() -> (Rig, Arc<Works>) {
+    let (rig, works) = (Rig::new(4, 4), Arc::<Works>::default());
+    let weak: std::sync::Weak<dyn Progress> = Arc::<Works>::downgrade(&works);
+    rig.pool.set_progress(weak);
+    (rig, works)
+}
+
+#[test]
+fn a_waiter_ends_its_transfer_itself_and_is_not_nudged() {
+    let (rig, works) = working();
+    let (transfer, driver) = rig.start();
+    *works.driver.lock().unwrap() = Some(driver);
+    transfer.wait().unwrap();
+    transfer.wait().unwrap();
+    assert_eq!(works.drives.load(Ordering::SeqCst), 1, "what is over is not driven");
+    let (transfer, driver) = rig.start();
+    *works.driver.lock().unwrap() = Some(driver);
+    let before = Instant::now();
+    assert!(matches!(transfer.wait_timeout(Duration::from_secs(30)), Waited::Finished(Ok(_))));
+    assert_eq!(works.nudges.load(Ordering::SeqCst), 0);
+    let deadlines = works.deadlines.lock().unwrap();
+    assert!(deadlines[0].is_none() && deadlines[1].unwrap() >= before + Duration::from_secs(30));
+}
+
+#[test]
+fn a_driving_waiter_is_nudged_by_others_and_a_parked_one_woken() {
+    for stays in [true, false] {
+        let (rig, works) = working();
+        works.stays.store(stays, Ordering::SeqCst);
+        let (transfer, driver) = rig.start();
+        thread::scope(|scope| {
+            // The second one on the same transfer parks.
+            let waiters = [scope.spawn(|| transfer.wait()), scope.spawn(|| transfer.wait())];
+            while works.drives.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            thread::sleep(Duration::from_millis(20));
+            driver.finish(Ok(()));
+            for waiter in waiters {
+                waiter.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(works.nudges.load(Ordering::SeqCst), usize::from(stays));
+    }
+}
+
+#[test]
+fn waiting_goes_on_without_a_transport_that_works() {
+    let (rig, works) = working();
+    let (transfer, driver) = rig.start();
+    // It comes back early: the time limit is kept all the same.
+    assert!(matches!(transfer.wait_timeout(Duration::from_millis(10)), Waited::StillInFlight(_)));
+    assert_eq!(works.drives.load(Ordering::SeqCst), 1);
+    assert!(matches!(transfer.wait_timeout(Duration::ZERO), Waited::StillInFlight(_)));
+    assert_eq!(works.drives.load(Ordering::SeqCst), 1, "a look is not a wait");
+    drop(works);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| transfer.wait_timeout(Duration::MAX));
+        thread::sleep(Duration::from_millis(10));
+        driver.finish(Ok(()));
+        assert!(matches!(waiter.join().unwrap(), Waited::Finished(Ok(_))));
+    });
 }

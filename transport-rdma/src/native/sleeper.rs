@@ -10,7 +10,7 @@ use std::{
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
-    io::{Errno, read, write},
+    io::{Errno, write},
 };
 
 use crate::verbs::VerbsError;
@@ -18,10 +18,9 @@ use crate::verbs::VerbsError;
 /// Sleeps longer than this are cut: a longer one may not fit the system's types, and one wake-up an hour costs nothing.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Marks the event of [`Sleeper::wake`] among the others, whose mark is zero.
-const WAKE: u64 = 1;
-
 /// One epoll over the completion channels and the asynchronous events of all devices, and a bell to ring from any thread.
+///
+/// Of several threads that sleep in one epoll, the kernel wakes one for each event, the one that came last.
 #[derive(Debug)]
 pub(super) struct Sleeper {
     epoll: OwnedFd,
@@ -43,7 +42,9 @@ impl Sleeper {
         let failed = |error: Errno| VerbsError::from_code("epoll", super::library::NAME, error.raw_os_error());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
-        epoll::add(&epoll, &bell, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN).map_err(failed)?;
+        // Each time that it is rung is an event, whether it was heard before or not: nobody has to read it.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &bell, epoll::EventData::new_u64(0), flags).map_err(failed)?;
         Ok(Self { epoll, bell })
     }
 
@@ -71,14 +72,8 @@ impl Sleeper {
         });
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); 16];
         match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok((events, _)) => {
-                if events.iter().any(|event| event.data.u64() == WAKE) {
-                    // Two threads that wait may both see the bell; it then fails for one of them.
-                    let _ = read(&self.bell, &mut [0; 8]);
-                }
-            }
-            // A signal: the caller looks around and comes back.
-            Err(Errno::INTR) => {}
+            // A signal: the caller looks around and comes back, as it does for an event.
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => {
                 // A caller that is told nothing would come back at once, for ever.
                 tracing::error!(%error, "waiting for RDMA events fails; polling every 10 ms instead");
@@ -88,7 +83,7 @@ impl Sleeper {
     }
 
     pub(super) fn wake(&self) {
-        // It fails only when the counter is full, and then the bell has rung already.
+        // It fails only when the counter is full, which takes centuries.
         let _ = write(&self.bell, &1_u64.to_ne_bytes());
     }
 }

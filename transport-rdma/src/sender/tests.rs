@@ -372,7 +372,7 @@ proptest! {
     }
 }
 
-/// B139: 128 ranges, with a work request refused at each place in turn.
+/// 128 ranges, with a work request refused at each place in turn.
 #[test]
 fn a_work_request_refused_at_any_place_is_posted_once() {
     for place in 0..140 {
@@ -385,7 +385,7 @@ fn a_work_request_refused_at_any_place_is_posted_once() {
     }
 }
 
-/// B133: a reservation is given back as a whole when nothing of it is posted.
+/// A reservation is given back as a whole when nothing of it is posted.
 #[test]
 fn a_queue_that_takes_nothing_keeps_no_place() {
     let mut rig = Rig::new(1, TARGET);
@@ -398,7 +398,7 @@ fn a_queue_that_takes_nothing_keeps_no_place() {
     rig.check();
 }
 
-/// B137: offsets and lengths beyond 32 bits are cut exactly. The memory is addresses only.
+/// Offsets and lengths beyond 32 bits are cut exactly. The memory is addresses only.
 #[test]
 fn a_slice_beyond_32_bits_is_cut_without_a_gap() {
     let len = (5u64 << 30) + 64;

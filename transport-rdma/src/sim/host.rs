@@ -1,8 +1,9 @@
-//! A host: its devices, its faults, and its sleeping thread.
+//! A host: its devices, its faults, and its sleeping threads.
 
 use std::{
     fmt,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Mutex},
+    thread::{self, Thread},
     time::Duration,
 };
 
@@ -177,40 +178,45 @@ impl Verbs for SimHost {
     }
 }
 
-/// Lets a thread sleep until something happens.
+/// Lets threads sleep until something happens, each time one of them: the one that came last, as epoll does.
 #[derive(Debug, Default)]
 pub(super) struct Waiter {
     state: Mutex<Sleep>,
-    woken: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Sleep {
-    sleeping: bool,
+    sleepers: Vec<Thread>,
+    /// Something has happened while nobody slept.
     woken: bool,
 }
 
 impl Waiter {
     pub(super) fn wake(&self) {
         let mut state = lock(&self.state);
-        state.woken = true;
-        if std::mem::take(&mut state.sleeping) {
-            drop(state);
-            self.woken.notify_all();
+        let last = state.sleepers.pop();
+        state.woken |= last.is_none();
+        drop(state);
+        if let Some(last) = last {
+            last.unpark();
         }
     }
 
     fn wait(&self, timeout: Option<Duration>) {
-        let mut state = lock(&self.state);
-        // One sleep, because an early return is allowed.
-        if !state.woken {
-            state.sleeping = true;
-            state = match timeout {
-                Some(timeout) => self.woken.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.woken.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+        {
+            let mut state = lock(&self.state);
+            if std::mem::take(&mut state.woken) {
+                return;
+            }
+            state.sleepers.push(thread::current());
         }
-        state.woken = false;
-        state.sleeping = false;
+        // One sleep, because an early return is allowed.
+        match timeout {
+            Some(timeout) => thread::park_timeout(timeout),
+            None => thread::park(),
+        }
+        // It is not there any more if that was a wake-up, or if one comes just now.
+        let own = thread::current().id();
+        lock(&self.state).sleepers.retain(|sleeper| sleeper.id() != own);
     }
 }

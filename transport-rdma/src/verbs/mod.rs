@@ -43,10 +43,13 @@ pub trait Verbs: fmt::Debug + Send + Sync + 'static {
     fn open(&self, name: &str) -> Result<Arc<dyn Device>, VerbsError>;
 
     /// Sleeps until an armed completion queue of a device that was opened here has a completion, a device has an asynchronous event,
-    /// [`Verbs::wake`] was called since the last return, or the time is over. May return early. One thread sleeps.
+    /// [`Verbs::wake`] was called since the last return, or the time is over. May return early.
+    ///
+    /// Several threads may sleep. What happens ends the sleep of one of them at least, as a rule of the one that came last; so
+    /// whoever returns looks at everything.
     fn wait(&self, timeout: Option<Duration>);
 
-    /// Ends the current or the next [`Verbs::wait`]. Cheap, and callable from any thread.
+    /// Ends one current [`Verbs::wait`], or where nobody sleeps the next one. Cheap, and callable from any thread.
     fn wake(&self);
 }
 

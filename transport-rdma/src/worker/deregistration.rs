@@ -2,7 +2,6 @@
 //! write to memory that is gone by failing the queue pair, with all that is on it.
 
 use std::{
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
     time::Instant,
@@ -10,7 +9,10 @@ use std::{
 
 use transport_core::{ClosedRegion, Memory, RegionId};
 
-use crate::host::{Deregistered, Host, Signal};
+use crate::{
+    host::{Deregistered, Host, Release},
+    signal::Signal,
+};
 
 #[derive(Default)]
 pub(super) struct Deregistrations {
@@ -21,7 +23,7 @@ pub(super) struct Deregistrations {
 struct Deregistration {
     serial: u64,
     region: RegionId,
-    released: Pin<Box<dyn Future<Output = Memory> + Send>>,
+    released: Release,
     memory: Option<Memory>,
     /// Sessions that have not answered.
     asked: Vec<usize>,
@@ -87,10 +89,14 @@ impl Deregistrations {
         });
     }
 
-    /// At the end nothing is in flight, and nobody has to be asked.
+    /// At the end nothing is in flight, and nobody has to be asked. A region that is still held, by a batch that was being submitted
+    /// when the transport ended, is let go of soon: whoever waits for it does so without the worker then.
     pub(super) fn finish(&mut self, host: &Host) {
         self.list.iter_mut().for_each(|entry| entry.asked.clear());
         self.turn(host, Instant::now());
+        for entry in self.list.drain(..) {
+            entry.done.leave(host.remove_registered(entry.region), entry.released);
+        }
     }
 }
 

@@ -1,24 +1,29 @@
-//! The thread of a transport: it owns the completion queues and the connections' protocol.
+//! The worker of a transport: it owns the completion queues and the connections' protocol.
 //!
-//! One thread polls the completion queues of all rails, reads and writes the control channels, makes and destroys queue
-//! pairs, and ends transfers. Batches are posted by the threads that submit them, as far as there is room; the rest is
-//! posted from here as completions come.
+//! It polls the completion queues of all rails, reads and writes the control channels, makes and destroys queue pairs, and
+//! ends transfers, turn by turn. Batches are posted by the threads that submit them, as far as there is room; the rest is
+//! posted from here as completions come. Turns are taken by the transport's thread, and by a thread that blocks on a
+//! transfer ([`progress`]); one thread at a time.
 
 mod deregistration;
 mod lane;
+mod progress;
 mod random;
+mod seat;
 mod session;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, Weak},
     thread,
     time::{Duration, Instant},
 };
 
-use self::{deregistration::Deregistrations, session::Session};
+use transport_core::Progress;
+
+use self::{deregistration::Deregistrations, progress::Turns, session::Session};
 use crate::{
     config::Completions,
     error::OpenError,
@@ -34,11 +39,21 @@ const RETRY: Duration = Duration::from_millis(1);
 /// Completions that are taken out at a time.
 const POLL: usize = 64;
 
+#[cfg_attr(not(test), expect(unused_variables, reason = "only tests change it"))]
+fn tick_of(host: &Host) -> Duration {
+    #[cfg(test)]
+    if host.seldom.load(std::sync::atomic::Ordering::Relaxed) {
+        return Duration::from_secs(600);
+    }
+    TICK
+}
+
 /// Which lane of which session a queue pair is, by rail and number.
 pub(crate) type Routes = HashMap<(usize, u32), (usize, usize)>;
 
 /// Starts the thread.
 pub(crate) fn start(host: &Arc<Host>) -> Result<(), OpenError> {
+    let now = Instant::now();
     let worker = Worker {
         host: Arc::clone(host),
         sessions: Vec::new(),
@@ -46,10 +61,20 @@ pub(crate) fn start(host: &Arc<Host>) -> Result<(), OpenError> {
         deregistrations: Deregistrations::default(),
         touched: Vec::new(),
         completions: [Completion::EMPTY; POLL],
+        armed: vec![false; host.rails.len()],
+        last_work: now,
+        next_tick: now,
+        thread_wakes: None,
     };
+    let turns = Arc::new(Turns::new(worker));
+    // A thread that polls all the time is faster than a waiter who takes the lock from it.
+    if host.config.completions != Completions::Busy {
+        let progress: Weak<dyn Progress> = Arc::<Turns>::downgrade(&turns);
+        host.pool.set_progress(progress);
+    }
     thread::Builder::new()
         .name("kvferry-rdma".into())
-        .spawn(move || worker.run())
+        .spawn(move || turns.run())
         .map(drop)
         .map_err(|error| OpenError::Thread { reason: error.to_string() })
 }
@@ -62,69 +87,88 @@ struct Worker {
     /// Sessions that have completions to look at.
     touched: Vec<usize>,
     completions: [Completion; POLL],
+    /// By rail: its completion queue is armed for certain. It stays so until a completion comes.
+    armed: Vec<bool>,
+    last_work: Instant,
+    next_tick: Instant,
+    /// When the thread wakes up by itself, at the latest; `None` for never.
+    thread_wakes: Option<Instant>,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    began: Instant,
+    /// There was something to do.
+    worked: bool,
+    /// Somebody called for it.
+    woken: bool,
+    /// A shutdown is through, and the worker can end.
+    done: bool,
 }
 
 impl Worker {
-    fn run(mut self) {
-        let mut last_work = Instant::now();
-        let mut next_tick = Instant::now();
-        let mut slept = false;
-        loop {
-            let mut worked = self.poll_completions();
-            let woken = self.host.signal.take();
-            if std::mem::take(&mut slept) && !worked && !woken {
-                // Neither completions nor a call have ended the sleep: it may be a device.
-                self.take_device_events();
-            }
-            let now = Instant::now();
-            if woken {
-                self.take_commands(now);
-                worked = true;
-            }
-            let tick = now >= next_tick;
-            if woken || tick {
-                self.attend(now, tick);
-                next_tick = now + if self.is_blocked() { RETRY } else { TICK };
-            }
-            if self.host.phase() >= phase::DRAINING && self.is_done() {
-                break;
-            }
-            // Without spinning, what came meanwhile is looked for once, when the queues are armed again.
-            let at_once = self.host.config.completions == Completions::Event && !woken;
-            if worked && !at_once {
-                last_work = now;
-            } else if self.may_sleep(now, last_work) {
-                slept = self.sleep(next_tick.saturating_duration_since(now));
-            } else {
-                std::hint::spin_loop();
-            }
+    /// Does everything that there is to do now. `slept` says that this thread comes from a sleep.
+    fn turn(&mut self, slept: bool) -> Turn {
+        let completed = self.poll_completions();
+        let woken = self.host.signal.take();
+        if slept || woken {
+            // The event of a completion may have come, and ended this sleep or that of one who calls.
+            self.armed.fill(false);
         }
-        self.end();
+        if slept && !completed && !woken {
+            // Neither completions nor a call have ended the sleep: it may be a device.
+            self.take_device_events();
+        }
+        let now = Instant::now();
+        if woken {
+            self.take_commands(now);
+        }
+        let tick = now >= self.next_tick;
+        if woken || tick {
+            self.attend(now, tick);
+            self.next_tick = now + if self.is_blocked() { RETRY } else { tick_of(&self.host) };
+        }
+        let worked = completed || woken;
+        if worked {
+            self.last_work = now;
+        }
+        let done = self.host.phase() >= phase::DRAINING && self.is_done();
+        Turn { began: now, worked, woken, done }
     }
 
-    /// Whether polling has been in vain for long enough.
-    fn may_sleep(&self, now: Instant, last_work: Instant) -> bool {
+    /// Whether there is nothing more to do, and polling has been in vain for long enough.
+    fn may_sleep(&self, turn: &Turn) -> bool {
         match self.host.config.completions {
-            Completions::Event => true,
-            Completions::Hybrid { spin } => now.saturating_duration_since(last_work) >= spin,
+            // Without spinning, what came meanwhile is looked for once, when the queues are armed again.
+            Completions::Event => !turn.woken,
+            Completions::Hybrid { spin } => {
+                !turn.worked && turn.began.saturating_duration_since(self.last_work) >= spin
+            }
             Completions::Busy => false,
         }
     }
 
-    /// Sleeps until there is something to do; answers whether it has.
-    fn sleep(&mut self, until_tick: Duration) -> bool {
-        for rail in &self.host.rails {
-            if let Err(error) = rail.completions.arm() {
-                tracing::debug!(%error, "a completion queue cannot be armed");
+    /// Makes the next completion end a sleep. Answers whether some came before that, which make no event.
+    fn arm(&mut self) -> bool {
+        let mut anew = false;
+        for (rail, armed) in self.host.rails.iter().zip(&mut self.armed) {
+            if *armed || rail.is_lost() {
+                continue;
             }
+            match rail.completions.arm() {
+                Ok(()) => *armed = true,
+                Err(error) => tracing::debug!(%error, "a completion queue cannot be armed"),
+            }
+            anew = true;
         }
-        // What came before the queues were armed makes no event.
-        if self.poll_completions() {
-            return false;
-        }
+        anew && self.poll_completions()
+    }
+
+    /// When the next turn is due, if nothing happens before; `None` for never.
+    fn next_look(&self) -> Option<Instant> {
         let idle = self.sessions.iter().all(Option::is_none) && self.deregistrations.is_empty();
-        self.host.signal.sleep(if idle { None } else { Some(until_tick) });
-        true
+        (!idle).then_some(self.next_tick)
     }
 
     /// Takes completions out and passes them on; answers whether there were any.
@@ -152,7 +196,12 @@ impl Worker {
                 }
                 place.inbox.push((*lane, *completion));
             }
-            any |= count > 0;
+            if count > 0 {
+                any = true;
+                if let Some(armed) = self.armed.get_mut(number) {
+                    *armed = false;
+                }
+            }
         }
         while let Some(number) = self.touched.pop() {
             if let Some(Some(session)) = self.sessions.get_mut(number) {

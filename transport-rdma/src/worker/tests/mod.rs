@@ -1,9 +1,11 @@
-//! Peers that speak the control protocol by hand, and badly: nothing panics, hangs or grows, and the end says why.
+//! Peers that speak the control protocol by hand, and badly: nothing panics, hangs or grows, and the end says why. And threads
+//! that wait for transfers, and take turns with the transport's thread.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails says where")]
 
 mod attempts;
 mod connected;
+mod waiting;
 
 use std::{
     pin::pin,
