@@ -85,8 +85,7 @@ impl<'a> Pages<'a> {
     /// Moves these tokens only, counted from the request's first one: a chunk, or what comes after a prefix that the receiver
     /// holds, or a request that ends inside a page. Without it all tokens of the pages move.
     ///
-    /// It is enough to say so for one of the two sides. The list of the receiver has to end with the page of the last token; that
-    /// of the sender may go on.
+    /// It is enough to say so for one of the two sides. The lists may go on beyond the pages of these tokens.
     #[must_use]
     pub fn tokens(self, tokens: Range<u64>) -> Self {
         Self { tokens: Some(tokens), ..self }

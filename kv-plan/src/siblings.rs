@@ -5,7 +5,9 @@ mod tests;
 
 use std::collections::HashMap;
 
-use crate::{Buffer, BufferKey, CacheLayout, HeadGroup, Heads, LayerKind, ModelShape, Part, Rank, Role};
+use crate::{
+    Buffer, BufferKey, CacheLayout, HeadGroup, Heads, LayerKind, ModelShape, Part, Pool, PoolKind, Rank, Role,
+};
 
 pub(crate) fn siblings(layout: &CacheLayout) -> Vec<CacheLayout> {
     let models = [Part::Main, Part::Draft].map(|part| layout.model_of(part).into_owned());
@@ -81,20 +83,26 @@ fn template(
     let of_part = |part| templates.get(&(part, kind, key.role));
     // A draft's layers, where this rank has none of them, are like the main model's.
     let like_main = layout.draft.is_none().then_some(Part::Main);
-    if let Some(shown) = of_part(key.part).or_else(|| of_part(like_main?)) {
-        let group = |group: &HeadGroup| {
-            let heads = Heads::of_rank(group.heads.total, tp, rank.tp);
-            HeadGroup { heads: Heads { count: group.heads.count, ..heads }, ..*group }
-        };
-        let groups = shown.groups.iter().map(group).collect();
-        let page_stride = shown.page_bytes;
-        return Some(Buffer { key, groups, page_stride, ..(*shown).clone() });
-    }
-    let geometry = model.geometry(kind, key.role, layout.dtype, tp, rank.tp).ok()?;
-    // Of the pool's page size and of how many pages there are, only another buffer of the pool tells.
-    let like = layout.buffers.iter().find(|buffer| buffer.pool == geometry.pool).or(layout.buffers.first())?;
-    let page_tokens = if key.role.is_paged() { like.page_tokens } else { 1 };
-    let mut buffer = Buffer::new(key, 0, 0, page_tokens, geometry.token_bytes, like.page_count);
-    (buffer.pool, buffer.groups) = (geometry.pool, geometry.groups);
+    let (pool, token_bytes, groups, page_count) = match of_part(key.part).or_else(|| of_part(like_main?)) {
+        Some(shown) => {
+            let group = |group: &HeadGroup| {
+                let heads = Heads::of_rank(group.heads.total, tp, rank.tp);
+                HeadGroup { heads: Heads { count: group.heads.count, ..heads }, ..*group }
+            };
+            (shown.pool, shown.token_bytes, shown.groups.iter().map(group).collect(), shown.page_count)
+        }
+        None => {
+            let geometry = model.geometry(kind, key.role, layout.dtype, tp, rank.tp).ok()?;
+            let page_count = layout.buffers.first()?.page_count;
+            (geometry.pool, geometry.token_bytes, geometry.groups, page_count)
+        }
+    };
+    let page_tokens = match pool {
+        PoolKind::State => 1,
+        // Of a pool that this rank does not have, nothing tells its page size; it decides nothing here.
+        kind => layout.page_tokens_of(Pool { part: key.part, kind }).unwrap_or(layout.page_tokens),
+    };
+    let mut buffer = Buffer::new(key, 0, 0, page_tokens, token_bytes, page_count).with_pool(pool);
+    buffer.groups = groups;
     Some(buffer)
 }

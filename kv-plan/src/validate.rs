@@ -7,7 +7,7 @@ mod tests;
 
 use std::{borrow::Cow, ops::Range};
 
-use crate::{Buffer, BufferKey, CacheLayout, LayoutError, ModelShape, Part, Pool, PoolKind, Role};
+use crate::{Buffer, BufferKey, CacheLayout, Heads, LayoutError, ModelShape, Part, Pool, PoolKind, Role};
 
 const MAX_NAME_BYTES: u64 = 256;
 
@@ -19,7 +19,7 @@ pub(crate) fn validate(layout: &CacheLayout) -> Result<(), LayoutError> {
         .map(|part| Owned { model: layout.model_of(part), layers: layout.shard.own_layers(part) });
     let [main, draft] = &parts;
     for buffer in &layout.buffers {
-        sizes(buffer)?;
+        sizes(layout, buffer)?;
         pages(layout, buffer)?;
         let owned = match buffer.key.part {
             Part::Main => main,
@@ -102,7 +102,7 @@ fn shard(layout: &CacheLayout) -> Result<(), LayoutError> {
 }
 
 /// The sizes of a token and its heads.
-fn sizes(buffer: &Buffer) -> Result<(), LayoutError> {
+fn sizes(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
     let key = buffer.key;
     if buffer.token_bytes == 0 || buffer.page_count == 0 || buffer.page_tokens == 0 {
         return Err(LayoutError::Zero {
@@ -128,6 +128,12 @@ fn sizes(buffer: &Buffer) -> Result<(), LayoutError> {
         let inside = heads.count > 0 && group.head_bytes > 0 && end.is_some_and(|end| end <= heads.total);
         if !inside {
             return Err(LayoutError::Heads { key, heads, token_bytes: buffer.token_bytes });
+        }
+        // Who has which heads is what both sides plan by.
+        let (tp, rank) = (layout.shard.tp, layout.rank());
+        let expected = Heads::of_rank(heads.total, tp, rank.tp);
+        if heads != expected || !Heads::divide(heads.total, tp) {
+            return Err(LayoutError::HeadsOfRank { key, heads, expected, rank, tp });
         }
         sum = sum.and_then(|sum| sum.checked_add(group.bytes()?));
     }

@@ -150,6 +150,22 @@ pub enum LayoutError {
         /// Bytes of a token.
         token_bytes: u64,
     },
+    /// Other heads than those of the tensor rank, or heads that do not divide by the tensor ranks.
+    #[error(
+        "{key}: {rank} is one of tp={tp} and has {heads}, where {expected} are expected; each rank holds as many neighbouring heads, or each head is on as many neighbouring ranks"
+    )]
+    HeadsOfRank {
+        /// The buffer.
+        key: BufferKey,
+        /// Its heads.
+        heads: Heads,
+        /// Those that the rank has by the split.
+        expected: Heads,
+        /// The rank.
+        rank: Rank,
+        /// Tensor ranks of each stage.
+        tp: u32,
+    },
     /// Keys or values without heads.
     #[error("{key}: keys and values have heads, and this buffer does not say which")]
     NoHeads {
@@ -205,6 +221,7 @@ impl LayoutError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::DuplicateBuffer { .. } | Self::NotOwned { .. } => "duplicate_layer",
+            Self::HeadsOfRank { .. } => "split",
             _ => "config",
         }
     }

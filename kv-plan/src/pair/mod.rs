@@ -245,7 +245,7 @@ fn pair_checked(prefill: &CacheLayout, decode: &CacheLayout, receivers: &[&Buffe
     let mut limits: Vec<(&Buffer, &Buffer)> = Vec::new();
     for src in senders(prefill) {
         // Every buffer takes part in the sharing out, wherever it goes.
-        let share = shares.next(src);
+        let ours = shares.next(src);
         if src.key.part == Part::Draft && !decode_drafts {
             continue;
         }
@@ -258,7 +258,7 @@ fn pair_checked(prefill: &CacheLayout, decode: &CacheLayout, receivers: &[&Buffe
         };
         check_geometry(prefill, src, decode, dst)?;
         let before = found.len();
-        for piece in pieces(src, dst).filter(|piece| share.is_ours(piece.total)) {
+        for piece in pieces(src, dst).filter(|piece| ours.contains(piece.group)) {
             tables::push(&mut found, (prefill.order, src), (decode.order, dst), piece);
         }
         if found.len() > before {
@@ -304,8 +304,6 @@ struct Piece {
     group: usize,
     /// The heads; `None` where the bytes are not divided.
     heads: Option<Heads>,
-    /// Heads of the whole model: over how many the ranks are spread.
-    total: u32,
     head_bytes: u64,
     /// Heads of the group that come before it in the buffers, and their count there.
     src: InBuffer,
@@ -326,7 +324,6 @@ fn pieces<'a>(src: &'a Buffer, dst: &'a Buffer) -> impl Iterator<Item = Piece> +
     let whole = src.groups.is_empty().then_some(Piece {
         group: 0,
         heads: None,
-        total: 1,
         head_bytes: src.token_bytes,
         src: start,
         dst: start,
@@ -343,7 +340,6 @@ fn pieces<'a>(src: &'a Buffer, dst: &'a Buffer) -> impl Iterator<Item = Piece> +
         Some(Piece {
             group,
             heads: Some(Heads { first, count, total }),
-            total,
             head_bytes: from.head_bytes,
             src: place(src_offset, &from.heads),
             dst: place(dst_offset, &to.heads),

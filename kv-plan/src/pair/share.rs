@@ -1,9 +1,9 @@
 //! Which of the senders that hold the same bytes sends them.
 //!
 //! `m` tensor ranks of the prefill side hold the same heads (or latents), and `n` of the decode side want them. What is to be
-//! sent, all of the sender's buffers for each of the `n` receivers one after the other, is a line of bytes, and each of the `m`
-//! senders has one stretch of it: so the loads differ by less than a buffer, and a receiver hears from as few senders as can
-//! be. With as many receivers as senders each has its own.
+//! sent, all of the sender's buffers of one kind for each of the `n` receivers one after the other, is a line of bytes, and each of
+//! the `m` senders has one stretch of it: so the loads differ by less than a buffer, and a receiver hears from as few senders as
+//! can be. With as many receivers as senders each has its own.
 //!
 //! ```text
 //!  2 receivers, 4 senders     receiver 0: layers 0 … 60     receiver 1: layers 0 … 60
@@ -12,11 +12,13 @@
 //!
 //! It depends on nothing but the two layouts, so that both ranks, and their siblings, come to the same answer.
 
+use std::collections::HashMap;
+
 use crate::{Buffer, CacheLayout, Heads, Pool};
 
 /// Goes through the buffers of a sender, in the order of their keys.
 pub(super) struct Shares {
-    pools: Vec<Line>,
+    lines: HashMap<(Pool, u32), Line>,
     src: Split,
     dst: Split,
 }
@@ -28,52 +30,60 @@ struct Split {
     of: u32,
 }
 
-/// The buffers of one pool.
+/// What is held alike: the groups of a pool with as many heads in the whole model are on the same ranks.
+#[derive(Default)]
 struct Line {
-    pool: Pool,
+    /// Bytes of one head of a token over all of them, and over those that are before the next one.
     total: u128,
     before: u128,
+}
+
+/// Heads of the whole model and bytes of one of them, for each group of a buffer.
+fn groups(buffer: &Buffer) -> impl Iterator<Item = (u32, u64)> + '_ {
+    let whole = buffer.groups.is_empty().then_some((1, buffer.token_bytes));
+    whole.into_iter().chain(buffer.groups.iter().map(|group| (group.heads.total, group.head_bytes)))
 }
 
 impl Shares {
     pub(super) fn new(prefill: &CacheLayout, decode: &CacheLayout) -> Self {
-        let line = |pool| {
-            let own = prefill.buffers.iter().filter(|buffer| buffer.pool() == pool);
-            Line { pool, total: own.map(|buffer| u128::from(buffer.token_bytes)).sum(), before: 0 }
-        };
         let split = |layout: &CacheLayout| Split { rank: layout.rank().tp, of: layout.shard.tp };
-        Self { pools: prefill.pools().into_iter().map(line).collect(), src: split(prefill), dst: split(decode) }
+        let mut shares = Self { lines: HashMap::new(), src: split(prefill), dst: split(decode) };
+        for buffer in &prefill.buffers {
+            for (heads, bytes) in groups(buffer) {
+                shares.lines.entry((buffer.pool(), heads)).or_default().total += u128::from(bytes);
+            }
+        }
+        shares
     }
 
-    /// The next buffer's share.
-    pub(super) fn next(&mut self, buffer: &Buffer) -> Share {
+    /// Which groups of the next buffer this sender sends to this receiver, a bit for each.
+    pub(super) fn next(&mut self, buffer: &Buffer) -> Ours {
+        let mut ours = 0;
         let (src, dst) = (self.src, self.dst);
-        let line = self.pools.iter_mut().find(|line| line.pool == buffer.pool());
-        let Some(line) = line else { return Share { src, dst, before: 0, total: 1 } };
-        let before = line.before;
-        line.before += u128::from(buffer.token_bytes);
-        Share { src, dst, before, total: line.total }
+        for (group, (heads, bytes)) in groups(buffer).enumerate() {
+            // All of the sender's buffers are in one.
+            let Some(line) = self.lines.get_mut(&(buffer.pool(), heads)) else { continue };
+            let place = |split: Split| {
+                let replicas = Heads::replicas(heads, split.of);
+                (u128::from(split.rank % replicas), u128::from(replicas))
+            };
+            let ((sender, senders), (receiver, receivers)) = (place(src), place(dst));
+            // At most 2^12 ranks and 2^19 groups of 2^64 bytes: far below 2^128.
+            let position = receiver * line.total + line.before;
+            if position * senders / (receivers * line.total).max(1) == sender {
+                ours |= 1 << group;
+            }
+            line.before += u128::from(bytes);
+        }
+        Ours(ours)
     }
 }
 
-/// Where a buffer is in the line of what is to be sent.
-pub(super) struct Share {
-    src: Split,
-    dst: Split,
-    before: u128,
-    total: u128,
-}
+/// Groups of a buffer; there are at most [`CacheLayout::MAX_GROUPS`].
+pub(super) struct Ours(u8);
 
-impl Share {
-    /// Whether this sender is the one that sends one of `total` heads to this receiver.
-    pub(super) fn is_ours(&self, total: u32) -> bool {
-        let place = |split: Split| {
-            let replicas = Heads::replicas(total, split.of);
-            (u128::from(split.rank % replicas), u128::from(replicas))
-        };
-        let ((sender, senders), (receiver, receivers)) = (place(self.src), place(self.dst));
-        // At most 2^12 ranks and 2^16 buffers of 2^64 bytes: far below 2^128.
-        let position = receiver * self.total + self.before;
-        position * senders / (receivers * self.total).max(1) == sender
+impl Ours {
+    pub(super) fn contains(&self, group: usize) -> bool {
+        self.0 & (1 << group) != 0
     }
 }

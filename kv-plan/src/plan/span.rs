@@ -245,7 +245,7 @@ impl<'a> Span<'a> {
             Some(tokens) if tokens.is_empty() => tokens,
             Some(tokens) => {
                 from.check(pool, &tokens, false)?;
-                to.check(pool, &tokens, true)?;
+                to.check(pool, &tokens, false)?;
                 tokens
             }
             None => all_tokens(pool, &from, &to)?,
@@ -364,7 +364,7 @@ pub(super) fn received(
     let tokens = match asked.tokens.clone().filter(|_| pair.pool.kind != PoolKind::State) {
         Some(tokens) if tokens.is_empty() => return Ok(()),
         Some(tokens) => {
-            to.check(pair.pool, &tokens, true)?;
+            to.check(pair.pool, &tokens, false)?;
             tokens
         }
         None if dst_turn.of > 1 || src_turn.of > 1 => {
