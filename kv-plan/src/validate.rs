@@ -19,8 +19,8 @@ pub(crate) fn validate(layout: &CacheLayout) -> Result<(), LayoutError> {
         .map(|part| Owned { model: layout.model_of(part), layers: layout.shard.own_layers(part) });
     let [main, draft] = &parts;
     for buffer in &layout.buffers {
-        sizes(layout, buffer)?;
         pages(layout, buffer)?;
+        heads(layout, buffer)?;
         let owned = match buffer.key.part {
             Part::Main => main,
             Part::Draft => draft,
@@ -101,14 +101,9 @@ fn shard(layout: &CacheLayout) -> Result<(), LayoutError> {
     Ok(())
 }
 
-/// The sizes of a token and its heads.
-fn sizes(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
+/// The heads of a token.
+fn heads(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
     let key = buffer.key;
-    if buffer.token_bytes == 0 || buffer.page_count == 0 || buffer.page_tokens == 0 {
-        return Err(LayoutError::Zero {
-            what: "the number of bytes of a token, or of pages of a buffer, or of tokens of a page,",
-        });
-    }
     let groups = &buffer.groups;
     if groups.is_empty() {
         return match key.role {
@@ -146,6 +141,11 @@ fn sizes(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
 /// The sizes of a page.
 fn pages(layout: &CacheLayout, buffer: &Buffer) -> Result<(), LayoutError> {
     let (key, page_bytes, page_tokens) = (buffer.key, buffer.page_bytes, buffer.page_tokens);
+    if buffer.token_bytes == 0 || buffer.page_count == 0 || page_tokens == 0 {
+        return Err(LayoutError::Zero {
+            what: "the number of bytes of a token, or of pages of a buffer, or of tokens of a page,",
+        });
+    }
     if u64::from(page_tokens).checked_mul(buffer.token_bytes) != Some(page_bytes) {
         return Err(LayoutError::PageBytes { key, page_bytes, page_tokens, token_bytes: buffer.token_bytes });
     }
@@ -204,12 +204,18 @@ fn complete(layout: &CacheLayout, owned: &Owned<'_>, part: Part) -> Result<(), L
     }
     keys.sort_unstable();
     let needed = owned.layers.clone().filter_map(|layer| Some((layer, *known(layer)?)));
-    let needed =
-        needed.flat_map(|(layer, kind)| owned.model.roles(kind).map(move |role| BufferKey { part, layer, role }));
-    match needed.into_iter().find(|key| keys.binary_search(key).is_err()) {
-        Some(key) => Err(LayoutError::NoBuffer { key, rank: layout.rank() }),
-        None => Ok(()),
-    }
+    let needed: Vec<BufferKey> = needed
+        .flat_map(|(layer, kind)| owned.model.roles(kind).map(move |role| BufferKey { part, layer, role }))
+        .collect();
+    let Some(key) = needed.iter().find(|key| keys.binary_search(key).is_err()) else { return Ok(()) };
+    let count = |keys: &[BufferKey]| keys.iter().filter(|other| other.role == key.role).count();
+    Err(LayoutError::NoBuffer {
+        key: *key,
+        rank: layout.rank(),
+        tables: count(&keys),
+        expected: count(&needed),
+        model_layers: owned.model.layer_count(),
+    })
 }
 
 /// All buffers of a pool go by one list, so their pages have the same tokens.

@@ -16,7 +16,7 @@ fn every_buffer_is_written_by_one_sender() {
     let of = covered(&prefill, None, &decode[3]).unwrap();
     assert_eq!((of.written, of.left_alone.len()), (4, 0));
     // Latents are the same on both tensor ranks: the equal one sends, the other one is no second claim.
-    assert_eq!(of.senders, [Rank { pp: 2, tp: 1 }, Rank { pp: 3, tp: 1 }]);
+    assert_eq!(of.senders, [Rank::new(2, 1), Rank::new(3, 1)]);
 }
 
 #[test]
@@ -53,11 +53,19 @@ fn a_component_that_a_sender_lacks_is_named() {
     let mut prefill = side("pp=2");
     prefill[1].buffers.remove(1);
     let error = covered(&prefill, None, &decode[0]).unwrap_err();
-    assert!(error.to_string().starts_with("layer 5 (latent) of decode pp0.tp0 is never written"), "{error}");
+    assert_eq!(error.kind(), "uncovered_layer");
+    let lacks =
+        "layer 5 (latent) is missing at pp1.tp0: it has 3 latent tables where its stage has 4 layers that need one";
+    assert!(error.to_string().contains(lacks), "{error}");
     // And one that the receiver lacks, though its stage has the layer.
     let mut decode = side("pp=1");
     decode[0].buffers.remove(6);
     let error = covered(&side("pp=2"), None, &decode[0]).unwrap_err();
     assert_eq!(error.kind(), "missing_layer");
-    assert!(error.to_string().contains("the receiver has 7 latent tables and the model 8 layers"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("layer 6 (latent) is missing at pp0.tp0: it has 7 latent tables where its stage has 8 layers"),
+        "{error}"
+    );
 }

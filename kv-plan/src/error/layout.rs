@@ -63,12 +63,20 @@ pub enum LayoutError {
         side: u32,
     },
     /// A layer of the own stage without one of its buffers.
-    #[error("{rank} has no buffer for {key}; register every buffer of the own stage's layers")]
+    #[error(
+        "{key} is missing at {rank}: it has {tables} {} tables where its stage has {expected} layers that need one, and the model {model_layers} layers; register every buffer of the own stage's layers", key.role
+    )]
     NoBuffer {
         /// What is missing.
         key: BufferKey,
         /// The rank.
         rank: Rank,
+        /// Tables of that part and role that it has.
+        tables: usize,
+        /// Tables that it should have.
+        expected: usize,
+        /// Layers of the model (or of the draft model).
+        model_layers: u32,
     },
     /// A buffer that the model's layer does not have, or in another pool.
     #[error("{key} in the pool {pool} is not one of the model's: that layer has {roles} in the pool {expected}")]
@@ -217,11 +225,13 @@ pub enum LayoutError {
 }
 
 impl LayoutError {
-    /// The kind of the error, a stable word for programs: `duplicate_layer` where two claim the same layer, else `config`.
+    /// The kind of the error, a stable word for programs: `duplicate_layer` where two claim the same layer, `missing_layer` where a
+    /// buffer of the own stage is missing, `split` for heads that are not the rank's, else `config`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::DuplicateBuffer { .. } | Self::NotOwned { .. } => "duplicate_layer",
             Self::HeadsOfRank { .. } => "split",
+            Self::NoBuffer { .. } => "missing_layer",
             _ => "config",
         }
     }

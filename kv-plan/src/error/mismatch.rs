@@ -236,6 +236,8 @@ impl Mismatch {
             Self::DuplicateLayer { .. } => "duplicate_layer",
             Self::HeadGeometry { .. } | Self::TokenBytes { .. } => "head_geometry",
             Self::IndivisibleHeads { .. } | Self::StatesWithContext { .. } => "split",
+            // What a sender lacks is never written.
+            Self::Layout { end: End::Prefill, cause: LayoutError::NoBuffer { .. }, .. } => "uncovered_layer",
             Self::Layout { cause, .. } => cause.kind(),
             Self::ModelLayers { .. } | Self::Overflow { .. } | Self::Unsupported { .. } | Self::Side { .. } => "config",
         }

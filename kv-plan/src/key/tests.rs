@@ -1,11 +1,28 @@
 use super::*;
+use crate::Rank;
 
 #[test]
 fn ranks_are_written_and_read() {
-    let rank = Rank { pp: 3, tp: 12 };
+    let rank = Rank::new(3, 12);
     assert_eq!(rank.to_string(), "pp3.tp12");
     assert_eq!("pp3.tp12".parse(), Ok(rank));
-    for wrong in ["", "pp3", "pp3.tp", "tp3.pp0", "pp3.tp0.cp0", "pp+3.tp0", "pp 3.tp0", "pp4294967296.tp0", "3.0"] {
+    let rank = rank.with_cp(2).with_dp(1);
+    assert_eq!((rank.to_string(), "pp3.tp12.cp2.dp1".parse()), ("pp3.tp12.cp2.dp1".into(), Ok(rank)));
+    assert_eq!("pp0.tp1.dp4".parse(), Ok(Rank::new(0, 1).with_dp(4)));
+    for wrong in [
+        "",
+        "pp3",
+        "pp3.tp",
+        "tp3.pp0",
+        "pp3.tp0.xx0",
+        "pp3.tp0.dp1.cp1",
+        "pp3.tp0.cp",
+        "pp3.tp0.cp1.dp1.ep0",
+        "pp+3.tp0",
+        "pp 3.tp0",
+        "pp4294967296.tp0",
+        "3.0",
+    ] {
         let error = wrong.parse::<Rank>().unwrap_err().to_string();
         assert!(error.contains(&format!("{wrong:?}")) && error.contains("pp3.tp0"), "{error}");
     }
@@ -13,7 +30,7 @@ fn ranks_are_written_and_read() {
 
 #[test]
 fn ranks_sort_by_stage_and_then_by_tensor_rank() {
-    let mut ranks = [(1, 0), (0, 1), (0, 0)].map(|(pp, tp)| Rank { pp, tp });
+    let mut ranks = [(1, 0), (0, 1), (0, 0)].map(|(pp, tp)| Rank::new(pp, tp));
     ranks.sort();
     assert_eq!(ranks.map(|rank| rank.to_string()), ["pp0.tp0", "pp0.tp1", "pp1.tp0"]);
 }

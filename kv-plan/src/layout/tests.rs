@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Attention, LayerKind, Side};
+use crate::{Attention, Heads, LayerKind, PageId, Side};
 
 fn model() -> ModelShape {
     let attention = Attention::Heads { kv_heads: 2, key_dim: 3, value_dim: 2 };
@@ -43,14 +43,14 @@ fn a_layout_goes_through_json() {
 
 #[test]
 fn stages_say_which_layers_are_whose() {
-    let shard = Shard::new(Rank { pp: 1, tp: 0 }, vec![3, 2, 4], 1).with_draft_layers(2);
+    let shard = Shard::new(Rank::new(1, 0), vec![3, 2, 4], 1).with_draft_layers(2);
     assert_eq!([0, 1, 2, 3].map(|stage| shard.stage_layers(stage)), [0..3, 3..5, 5..9, 9..9]);
     assert_eq!([0, 2, 3, 8, 9].map(|layer| shard.stage_of(layer)), [Some(0), Some(0), Some(1), Some(2), None]);
     assert_eq!((shard.total_layers(), shard.stage_count()), (9, 3));
     assert_eq!([0, 1, 2, 3].map(|stage| shard.draft_layers_of(stage)), [0..0, 0..0, 0..2, 0..0]);
     assert_eq!((shard.own_layers(Part::Main), shard.own_layers(Part::Draft)), (3..5, 0..0));
     // Numbers of a hostile peer neither wrap nor panic.
-    let hostile = Shard::new(Rank { pp: u32::MAX, tp: 0 }, vec![u32::MAX; 3], 1);
+    let hostile = Shard::new(Rank::new(u32::MAX, 0), vec![u32::MAX; 3], 1);
     assert_eq!(hostile.total_layers(), u32::MAX);
     assert_eq!(hostile.own_layers(Part::Main), u32::MAX..u32::MAX);
     assert_eq!(hostile.draft_layers_of(u32::MAX), 0..0);
@@ -70,7 +70,7 @@ fn heads_of_ranks() {
 fn page_lists_of_a_receiver_are_checked() {
     let mut layout = layout("pages=10");
     layout.buffers[3].page_count = 8;
-    assert_eq!(layout.page_count(), 8);
+    assert_eq!(layout.page_count(Pool::FULL), 8);
     assert_eq!(layout.check_pages(PageId::list(&[7, 0, 3])), Ok(()));
     assert_eq!(layout.check_pages(PageId::list(&[3, 3])).unwrap_err().kind(), "duplicate_page");
     let error = layout.check_pages(PageId::list(&[0, 8])).unwrap_err();

@@ -86,9 +86,8 @@ fn an_indexer_is_named() {
             "index_head_dim": 128}"#,
     );
     assert_eq!(model.layers(), [LayerKind::Indexed { dim: 128 }; 3]);
-    assert_eq!(model.covered_layers().count(), 0);
-    let what = model.uncovered().unwrap();
-    assert_eq!(what, "3 of 3 layers (0-2) have a sparse-attention indexer, which keeps keys of its own");
+    let roles: Vec<Role> = model.roles(model.layers()[0]).collect();
+    assert_eq!(roles, [Role::Latent, Role::Index]);
 }
 
 #[test]
@@ -115,12 +114,4 @@ fn fields_that_make_no_sense_are_named() {
         ModelShape::from_config_json("[]").unwrap_err().to_string(),
         "the model's configuration is not a JSON object: it is another kind of JSON value"
     );
-}
-
-#[test]
-fn ranges_of_layers() {
-    assert_eq!(ranges(&[]), "");
-    assert_eq!(ranges(&[4]), "4");
-    assert_eq!(ranges(&[0, 1, 2, 4, 6, 7]), "0-2, 4, 6-7");
-    assert_eq!(ranges(&[u32::MAX - 1, u32::MAX]), "4294967294-4294967295");
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::Role;
 
 fn rank() -> Rank {
-    Rank { pp: 1, tp: 2 }
+    Rank::new(1, 2)
 }
 
 fn twice(seen: &mut Seen, pages: &[i32]) -> Option<(i32, usize)> {

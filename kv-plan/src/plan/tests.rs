@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Attention, CacheLayout, Dtype, LayerKind, ModelShape, Side, pair};
+use crate::{Attention, BufferKey, CacheLayout, Dtype, LayerKind, ModelShape, PageId, Role, Side, pair};
 
 fn layout(spec: &str) -> CacheLayout {
     let attention = Attention::Heads { kv_heads: 2, key_dim: 6, value_dim: 4 };
@@ -14,7 +14,9 @@ fn pairing() -> Pairing {
 fn runs(src: &[i32], dst: &[i32]) -> Vec<(u64, u64, u64)> {
     let mut plan = Plan::default();
     pairing().plan(PageId::list(src), PageId::list(dst), &mut plan).unwrap();
-    plan.groups().iter().flat_map(|group| plan.runs(group)).map(|run| (run.src, run.dst, run.count)).collect()
+    // The draft has the same.
+    let group = plan.groups().first();
+    group.iter().flat_map(|group| plan.runs(group)).map(|run| (run.src / 8, run.dst / 8, run.count / 8)).collect()
 }
 
 #[test]
@@ -33,27 +35,30 @@ fn bytes_and_slices_are_those_of_all_tables() {
     let (pairing, mut plan) = (pairing(), Plan::default());
     assert_eq!(pairing.tables().len(), 8);
     assert_eq!(pairing.bytes_per_token(), 4 * 2 * (6 + 4) * 4);
-    assert_eq!(pairing.page_bytes(), 8 * pairing.bytes_per_token());
     pairing.plan(PageId::list(&[1, 2, 9]), PageId::list(&[7, 8, 3]), &mut plan).unwrap();
-    assert_eq!((plan.bytes(), plan.slice_count()), (3 * pairing.page_bytes(), 2 * 8));
+    assert_eq!((plan.bytes(), plan.slice_count()), (3 * 8 * pairing.bytes_per_token(), 2 * 8));
     assert_eq!(plan.slices(&pairing).map(|slice| slice.len).sum::<u64>(), plan.bytes());
     let first = plan.slices(&pairing).next().unwrap();
-    let (key_page, key) = (8 * 2 * 6 * 4, BufferKey::main(crate::Role::Key, 0));
+    let (key_page, key) = (8 * 2 * 6 * 4, BufferKey::main(Role::Key, 0));
     assert_eq!(first, PlannedSlice { key, src_offset: key_page, dst_offset: 7 * key_page, len: 2 * key_page });
 }
 
 #[test]
 fn layers_are_counted_through_the_draft() {
     let (pairing, mut plan) = (pairing(), Plan::default());
-    assert_eq!(pairing.tables_of(0..3), 0..6);
-    assert_eq!(pairing.tables_of(1..2), 2..4);
-    assert_eq!(pairing.tables_of(3..4), 6..8);
-    assert_eq!(pairing.tables_of(2..u32::MAX), 4..8);
-    assert_eq!(pairing.tables_of(4..9), 8..8);
-    assert_eq!(pairing.tables_of(Range { start: 3, end: 1 }), 6..6);
+    // The main model's tables are one section, the draft's another.
+    let of = |layers: Range<u32>| {
+        let tables = pairing.sections().iter().flat_map(|section| pairing.tables_of(section, Some(&layers)));
+        tables.collect::<Vec<_>>()
+    };
+    assert_eq!(of(0..3), Vec::from_iter(0..6));
+    assert_eq!(of(1..2), [2, 3]);
+    assert_eq!(of(3..4), [6, 7]);
+    assert_eq!(of(2..u32::MAX), [4, 5, 6, 7]);
+    assert!(of(4..9).is_empty() && of(Range { start: 3, end: 1 }).is_empty());
     let pages = PageId::list(&[1]);
     pairing.plan_layers(Some(1..2), pages, pages, &mut plan).unwrap();
-    assert_eq!((plan.bytes(), plan.slice_count()), (pairing.page_bytes() / 4, 2));
+    assert_eq!((plan.bytes(), plan.slice_count()), (8 * pairing.bytes_per_token() / 4, 2));
     pairing.plan_layers(Some(4..9), pages, pages, &mut plan).unwrap();
     assert!(plan.is_empty() && plan.bytes() == 0);
 }
@@ -76,6 +81,7 @@ fn sizes_near_the_end_of_64_bits_are_an_error() {
     for (buffer, region) in huge.buffers.iter_mut().zip(&mut huge.regions) {
         let token_bytes = u64::MAX / 8 / 2 * 2;
         (buffer.token_bytes, buffer.page_bytes, buffer.page_count) = (token_bytes, token_bytes * 8, 1);
+        (buffer.page_stride, buffer.groups[0].head_bytes) = (token_bytes * 8, token_bytes / 2);
         *region = token_bytes * 8;
     }
     huge.validate().unwrap();
@@ -83,10 +89,12 @@ fn sizes_near_the_end_of_64_bits_are_an_error() {
     assert_eq!(error.kind(), "config");
     assert_eq!(
         error.to_string(),
-        "a page of all buffers that prefill pp0.tp0 sends to decode pp0.tp0 has more than 2^64 bytes"
+        "a page of all that prefill pp0.tp0 sends to decode pp0.tp0 has more than 2^64 bytes"
     );
-    // One table; the same page goes to two others.
+    // One table.
+    huge.model = ModelShape::by_hand("small", Attention::Latent { dim: 1 }, vec![LayerKind::Full; 3]).unwrap();
     huge.buffers.truncate(1);
+    (huge.buffers[0].key.role, huge.buffers[0].groups) = (Role::Latent, Vec::new());
     let pairing = pair(&huge, &huge).unwrap();
     let mut plan = Plan::default();
     pairing.plan(PageId::list(&[0]), PageId::list(&[0]), &mut plan).unwrap();

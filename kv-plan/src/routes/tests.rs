@@ -8,7 +8,7 @@ fn side(spec: &str) -> Vec<CacheLayout> {
 #[test]
 fn who_sends_to_whom_and_how_much() {
     let routes = routes(&side("pp=4"), &side("pp=2")).unwrap();
-    let rank = |pp| Rank { pp, tp: 0 };
+    let rank = |pp| Rank::new(pp, 0);
     let pairs: Vec<_> =
         routes.pairings().iter().map(|p| (p.prefill_rank().pp, p.decode_rank().pp, p.bytes_per_token())).collect();
     assert_eq!(pairs, [(0, 0, 32), (1, 0, 32), (2, 1, 32), (3, 1, 32)]);

@@ -19,7 +19,7 @@ fn every_rank_tells_what_all_the_others_hold() {
                 assert_eq!(sibling.shard, real.shard);
                 let told = |layout: &CacheLayout| {
                     let mut told: Vec<_> =
-                        layout.buffers.iter().map(|b| (b.key, b.heads, b.token_bytes, b.page_bytes)).collect();
+                        layout.buffers.iter().map(|b| (b.key, b.groups.clone(), b.token_bytes, b.page_bytes)).collect();
                     told.sort_unstable_by_key(|(key, ..)| *key);
                     told
                 };

@@ -84,6 +84,7 @@ fn layout(
     let own_page_tokens = side.page_tokens_of(Pool::FULL, page_tokens);
     let mut layout = CacheLayout::new(model, shard, own_page_tokens, dtype).with_order(side.order);
     layout.draft = side.draft_model.clone();
+    let mut buffers = Vec::new();
     for part in [Part::Main, Part::Draft] {
         let shape = layout.model_of(part).into_owned();
         for layer in layout.shard.own_layers(part) {
@@ -99,7 +100,9 @@ fn layout(
                         let what = format!("it does not say what the {role} buffer of layer {layer} looks like");
                         Mismatch::Unsupported { model: shape.name().into(), what }
                     }
-                    NoGeometry::Overflow => error(side, format!("a token of layer {layer} does not fit 64 bits")),
+                    NoGeometry::Overflow => {
+                        error(side, format!("the heads of a token of layer {layer} ({role}) do not fit 64 bits"))
+                    }
                 })?;
                 let (page_tokens, page_count) = match pool {
                     PoolKind::State => (1, side.slots),
@@ -112,10 +115,15 @@ fn layout(
                     let page = format!("{page_tokens} tokens of {token_bytes} bytes");
                     error(side, format!("{page_count} pages of {page} do not fit 64 bits"))
                 })?;
-                buffer.region = layout.add_region(len);
-                layout.add_buffer(buffer);
+                buffers.push((len, buffer));
             }
         }
+    }
+    // The order that is usual: all keys by layer, all values by layer, then the draft's.
+    buffers.sort_by_key(|(_, buffer)| (buffer.key.part, buffer.key.role, buffer.key.layer));
+    for (len, mut buffer) in buffers {
+        buffer.region = layout.add_region(len);
+        layout.add_buffer(buffer);
     }
     Ok(layout)
 }

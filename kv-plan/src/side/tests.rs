@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Attention, LayerKind};
+use crate::{Attention, Heads, LayerKind, Part, Role};
 
 fn model(kv_heads: u32) -> ModelShape {
     let attention = Attention::Heads { kv_heads, key_dim: 128, value_dim: 64 };
@@ -38,7 +38,11 @@ fn a_specification_that_cannot_be_read() {
     refused("tp=2,tp=2", "config", r#""tp=2,tp=2": tp is given twice"#);
     refused("layers=2+x", "config", r#""layers=2+x": layers=2+x is not like 15+15+15+16"#);
     refused("order=dhn", "config", r#""order=dhn": order=dhn: "dhn" is not one of nhd, hnd"#);
-    refused("cp=2", "config", r#""cp=2": cp is not known; known are pp, tp, layers, draft, order, page, dtype, pages"#);
+    refused(
+        "ep=2",
+        "config",
+        r#""ep=2": ep is not known; known are pp, tp, cp, dp, layers, draft, order, page, window_page, draft_page, dtype, pages, slots"#,
+    );
 }
 
 #[test]
@@ -94,7 +98,7 @@ fn numbers_without_bound_take_no_memory() {
     let huge = ModelShape::by_hand("huge", attention, vec![LayerKind::Full]).unwrap();
     let error = Side::default().layouts(&huge, 1, Dtype::F32).unwrap_err();
     assert_eq!(error.kind(), "config");
-    assert!(error.to_string().ends_with("4294967295 heads of 17179869180 bytes do not fit 64 bits"), "{error}");
+    assert!(error.to_string().ends_with("the heads of a token of layer 0 (key) do not fit 64 bits"), "{error}");
 }
 
 #[test]
@@ -110,7 +114,7 @@ fn every_rank_has_its_layers_and_heads() {
         for buffer in &layout.buffers {
             let dim = if buffer.key.role == Role::Key { 128 } else { 64 };
             assert_eq!(buffer.token_bytes, 2 * dim * 2);
-            assert_eq!(buffer.heads, Some(Heads { first: layout.rank().tp * 2, count: 2, total: 8 }));
+            assert_eq!(buffer.heads(), Some(Heads { first: layout.rank().tp * 2, count: 2, total: 8 }));
             assert_eq!(layout.region_len(buffer.region), Some(3 * 16 * buffer.token_bytes));
         }
     }

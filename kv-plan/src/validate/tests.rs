@@ -2,10 +2,14 @@ use crate::*;
 
 /// Stage 1 of two with two tensor ranks, a draft, one region a buffer.
 fn valid() -> CacheLayout {
-    let attention = Attention::Heads { kv_heads: 4, key_dim: 8, value_dim: 4 };
-    let model = ModelShape::by_hand("small", attention, vec![LayerKind::Full; 5]).unwrap();
+    let model = named("small");
     let side: Side = "pp=2,tp=2,draft=1,pages=10".parse().unwrap();
     side.layouts(&model, 16, Dtype::Bf16).unwrap().pop().unwrap()
+}
+
+fn named(name: &str) -> ModelShape {
+    let attention = Attention::Heads { kv_heads: 4, key_dim: 8, value_dim: 4 };
+    ModelShape::by_hand(name, attention, vec![LayerKind::Full; 5]).unwrap()
 }
 
 #[track_caller]
@@ -23,10 +27,9 @@ fn refused(change: impl FnOnce(&mut CacheLayout), message: &str) {
 
 #[test]
 fn more_of_anything_than_a_limit() {
-    refused(|l| l.buffers = vec![l.buffers[0]; 65_537], "65537 buffers, more than the limit of 65536");
+    refused(|l| l.buffers = vec![l.buffers[0].clone(); 65_537], "65537 buffers, more than the limit of 65536");
     refused(|l| l.regions = vec![1; 65_537], "65537 regions, more than the limit of 65536");
-    refused(|l| l.model.name = "x".repeat(257), "257 bytes in the model's name, more than the limit of 256");
-    refused(|l| l.model.layers = 4097, "4097 layers of the model, more than the limit of 4096");
+    refused(|l| l.model = named(&"x".repeat(257)), "257 bytes in the model's name, more than the limit of 256");
     refused(|l| l.shard.stages = vec![1; 513], "513 stages, more than the limit of 512");
     refused(|l| l.shard.tp = 2049, "4098 ranks, more than the limit of 4096");
     refused(|l| l.shard.tp = u32::MAX, "8589934590 ranks, more than the limit of 4096");
@@ -44,7 +47,7 @@ fn sizes_of_zero() {
     refused(|l| l.shard.stages.clear(), "the number of stages must not be zero");
     refused(|l| l.shard.tp = 0, "the number of tensor ranks must not be zero");
     refused(|l| l.shard.stages[0] = 0, "the number of layers of a stage must not be zero");
-    let of_buffer = "the number of bytes of a token, or of pages of a buffer, must not be zero";
+    let of_buffer = "the number of bytes of a token, or of pages of a buffer, or of tokens of a page, must not be zero";
     refused(|l| l.buffers[0].token_bytes = 0, of_buffer);
     refused(|l| l.buffers[0].page_count = 0, of_buffer);
 }
@@ -53,7 +56,7 @@ fn sizes_of_zero() {
 fn ranks_and_names() {
     refused(|l| l.shard.rank.pp = 2, "pp2.tp1 is not one of 2 stages with 2 tensor ranks each");
     refused(|l| l.shard.rank.tp = 2, "pp1.tp2 is not one of 2 stages with 2 tensor ranks each");
-    refused(|l| l.model.name = "a\u{1b}[31m".into(), r#"the model's name "a\u{1b}[31m" has control characters"#);
+    refused(|l| l.model = named("a\u{1b}[31m"), r#"the model's name "a\u{1b}[31m" has control characters"#);
     refused(|l| l.buffers.retain(|b| b.key.part == Part::Draft), "pp1.tp1 has no buffers of the main model");
 }
 
@@ -65,23 +68,23 @@ fn sizes_that_do_not_follow_from_each_other() {
         "layer 2 (key): a page of 512 bytes is not 16 tokens of 18446744073709551615 bytes",
     );
     refused(
-        |l| l.buffers[0].heads = Some(Heads { first: 2, count: 3, total: 4 }),
+        |l| l.buffers[0].groups[0].heads = Heads { first: 2, count: 3, total: 4 },
         "layer 2 (key): heads 2..5 of 4 in 32 bytes a token is not possible",
     );
     refused(
-        |l| l.buffers[0].heads = Some(Heads { first: u32::MAX, count: 2, total: u32::MAX }),
+        |l| l.buffers[0].groups[0].heads = Heads { first: u32::MAX, count: 2, total: u32::MAX },
         "layer 2 (key): heads 4294967295..4294967297 of 4294967295 in 32 bytes a token is not possible",
     );
     refused(
-        |l| l.buffers[0].heads = Some(Heads { first: 0, count: 3, total: 4 }),
-        "layer 2 (key): heads 0..3 of 4 in 32 bytes a token is not possible",
+        |l| l.buffers[0].groups[0].head_bytes = 15,
+        "layer 2 (key): heads 2..4 of 4 in 32 bytes a token is not possible",
     );
     refused(
-        |l| l.buffers[0].heads = Some(Heads { first: 0, count: 0, total: 4 }),
+        |l| l.buffers[0].groups[0].heads = Heads { first: 0, count: 0, total: 4 },
         "layer 2 (key): heads 0..0 of 4 in 32 bytes a token is not possible",
     );
     refused(
-        |l| l.buffers[0].heads = None,
+        |l| l.buffers[0].groups.clear(),
         "layer 2 (key): keys and values have heads, and this buffer does not say which",
     );
 }

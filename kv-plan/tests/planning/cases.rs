@@ -241,8 +241,7 @@ fn b051_elements_of_other_types_are_refused_with_both_sizes() {
 fn b055_tokens_and_heads_that_were_swapped_are_told_apart() {
     let layout = |page_tokens: u32, count: u32| {
         let model = heads(1, count, 64, 64);
-        let mut layout =
-            CacheLayout::new(&model, Shard::new(Rank { pp: 0, tp: 0 }, vec![1], 1), page_tokens, Dtype::Bf16);
+        let mut layout = CacheLayout::new(&model, Shard::new(Rank::new(0, 0), vec![1], 1), page_tokens, Dtype::Bf16);
         for role in [Role::Key, Role::Value] {
             let token_bytes = u64::from(count) * 128;
             let region = layout.add_region(10 * u64::from(page_tokens) * token_bytes);
@@ -290,8 +289,7 @@ fn b059_what_may_differ_is_no_mismatch_of_the_model() {
 #[test]
 fn b127_ranges_that_wrap_around_are_refused() {
     let layout = |offset: u64, region: u64, page_count: u32, token_bytes: u64| {
-        let mut layout =
-            CacheLayout::new(&latents(1, 8), Shard::new(Rank { pp: 0, tp: 0 }, vec![1], 1), 1, Dtype::Bf16);
+        let mut layout = CacheLayout::new(&latents(1, 8), Shard::new(Rank::new(0, 0), vec![1], 1), 1, Dtype::Bf16);
         let index = layout.add_region(region);
         layout.add_buffer(Buffer::new(BufferKey::main(Role::Latent, 0), index, offset, 1, token_bytes, page_count));
         layout.validate().map_err(|error| error.to_string())

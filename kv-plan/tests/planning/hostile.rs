@@ -55,7 +55,7 @@ fn order() -> impl Strategy<Value = Order> {
 
 /// Anything that can be decoded.
 fn anything() -> impl Strategy<Value = CacheLayout> {
-    let rank = (number32(), number32()).prop_map(|(pp, tp)| Rank { pp, tp });
+    let rank = (number32(), number32()).prop_map(|(pp, tp)| Rank::new(pp, tp));
     let model = prop_oneof![Just(latents(3, 4)), Just(heads(3, 2, 1, 2))];
     (model, rank, vec(number32(), 0..5), number32(), number32(), number32(), number32(), order())
         .prop_flat_map(|(model, rank, stages, tp, drafts, page, layers, order)| {
@@ -94,7 +94,7 @@ enum Change {
 }
 
 fn change() -> impl Strategy<Value = Change> {
-    let rank = (0u32..3, 0u32..3).prop_map(|(pp, tp)| Rank { pp, tp });
+    let rank = (0u32..3, 0u32..3).prop_map(|(pp, tp)| Rank::new(pp, tp));
     let heads = (0u32..5, 0u32..5, 0u32..5).prop_map(|(first, count, total)| Heads { first, count, total });
     prop_oneof![
         Just(Change::Nothing),
@@ -240,7 +240,7 @@ fn timed(layout: &CacheLayout, own: &CacheLayout) -> Duration {
 /// A side of the given stages and tensor ranks with buffers of all roles for each layer of the first stage.
 fn wide(stages: Vec<u32>, tp: u32, roles: &[Role]) -> CacheLayout {
     let first = stages[0];
-    let mut layout = CacheLayout::new(&latents(4_096, 1), Shard::new(Rank { pp: 0, tp: 0 }, stages, tp), 1, Dtype::Fp8);
+    let mut layout = CacheLayout::new(&latents(4_096, 1), Shard::new(Rank::new(0, 0), stages, tp), 1, Dtype::Fp8);
     for layer in 0..first {
         for role in roles {
             let region = layout.add_region(1);

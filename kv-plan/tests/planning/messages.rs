@@ -134,7 +134,7 @@ fn mismatches_of_ranks() {
 /// Pages of one token of so many bytes, each buffer in a region of its own.
 fn huge_pages(layers: u32, token_bytes: u64, pages: u32) -> CacheLayout {
     let model = latents(layers as usize, 1);
-    let mut layout = CacheLayout::new(&model, Shard::new(Rank { pp: 0, tp: 0 }, vec![layers], 1), 1, Dtype::Fp8);
+    let mut layout = CacheLayout::new(&model, Shard::new(Rank::new(0, 0), vec![layers], 1), 1, Dtype::Fp8);
     for layer in 0..layers {
         let region = layout.add_region(token_bytes * u64::from(pages));
         layout.add_buffer(Buffer::new(BufferKey::main(Role::Latent, layer), region, 0, 1, token_bytes, pages));
@@ -322,7 +322,7 @@ fn page_lists() {
         page: PageId(3),
         place: 0,
         end: kv_plan::End::Decode,
-        rank: Rank { pp: 1, tp: 0 },
+        rank: Rank::new(1, 0),
         page_count: 0,
         key: None,
     };
@@ -374,7 +374,7 @@ fn names() {
         );
         assert_eq!(rank.parse::<Rank>().unwrap_err().to_string(), text);
     }
-    assert_eq!("pp3.tp0".parse(), Ok(Rank { pp: 3, tp: 0 }));
+    assert_eq!("pp3.tp0".parse(), Ok(Rank::new(3, 0)));
     for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32, Dtype::Fp8] {
         assert_eq!(dtype.to_string().parse(), Ok(dtype));
     }
