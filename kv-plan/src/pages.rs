@@ -24,7 +24,7 @@ impl<'a> PageList<'a> {
 
     /// The same from another token on.
     #[must_use]
-    pub const fn from_token(self, first_token: u64) -> Self {
+    pub const fn starting_at(self, first_token: u64) -> Self {
         Self { first_token, ..self }
     }
 }

@@ -39,7 +39,7 @@ fn templates<'a>(layout: &'a CacheLayout, [main, draft]: &[ModelShape; 2]) -> Te
 
 /// The kind of a layer; what goes beyond the model is like its last one.
 fn kind_of(model: &ModelShape, layer: u32) -> Option<LayerKind> {
-    model.layers().get(layer as usize).or(model.layers().last()).copied()
+    model.layers().get(layer as usize).or_else(|| model.layers().last()).copied()
 }
 
 fn sibling(

@@ -233,7 +233,7 @@ impl<'a> Span<'a> {
         let (src_turn, dst_turn) = pairing.turns();
         let side = |list: PageList<'a>, page_tokens, limit: &Limit, turn| {
             let grid = Grid::new(page_tokens, &list, turn)?;
-            Ok(Side { pages: list.pages, limit: limit.clone(), grid })
+            Ok(Side { pages: list.pages, limit: *limit, grid })
         };
         let (from, to) = (
             side(from, pair.src_page_tokens, &pair.src_limit, src_turn)?,
@@ -359,7 +359,7 @@ pub(super) fn received(
     let Some(list) = dst.list(pair.pool) else { return Ok(()) };
     let (src_turn, dst_turn) = pairing.turns();
     let grid = Grid::new(pair.dst_page_tokens, &list, dst_turn)?;
-    let to = Side { pages: list.pages, limit: pair.dst_limit.clone(), grid };
+    let to = Side { pages: list.pages, limit: pair.dst_limit, grid };
     let asked = Asked::new(None, dst)?;
     let tokens = match asked.tokens.clone().filter(|_| pair.pool.kind != PoolKind::State) {
         Some(tokens) if tokens.is_empty() => return Ok(()),

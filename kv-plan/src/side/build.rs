@@ -89,7 +89,9 @@ fn layout(
         let shape = layout.model_of(part).into_owned();
         for layer in layout.shard.own_layers(part) {
             // Sides whose layers do not add up are described too: what goes beyond the model is like its last layer.
-            let Some(kind) = shape.layers().get(layer as usize).or(shape.layers().last()).copied() else { continue };
+            let Some(kind) = shape.layers().get(layer as usize).or_else(|| shape.layers().last()).copied() else {
+                continue;
+            };
             for role in shape.roles(kind) {
                 let geometry = shape.geometry(kind, role, dtype, side.tp, layout.shard.rank.tp);
                 let Geometry { pool, token_bytes, groups } = geometry.map_err(|why| match why {

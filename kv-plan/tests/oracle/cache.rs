@@ -55,7 +55,7 @@ impl<'a> RankCache<'a> {
     pub(crate) fn with<T>(&self, states: bool, run: impl FnOnce(Pages<'_>) -> T) -> T {
         let wanted = self.lists.iter().filter(|(pool, ..)| states || pool.kind != PoolKind::State);
         let lists: Vec<PageList<'_>> =
-            wanted.map(|(pool, first, pages)| PageList::new(*pool, pages).from_token(*first)).collect();
+            wanted.map(|(pool, first, pages)| PageList::new(*pool, pages).starting_at(*first)).collect();
         run(Pages::from(lists.as_slice()))
     }
 
@@ -81,8 +81,8 @@ impl<'a> RankCache<'a> {
             return place as u64;
         }
         let (cp, rank) = (u64::from(self.layout.shard.cp), u64::from(self.layout.rank().cp));
-        let own = (first / page_tokens..).filter(|page| page % cp == rank);
-        own.skip(place).next().unwrap() * page_tokens
+        let mut own = (first / page_tokens..).filter(|page| page % cp == rank);
+        own.nth(place).unwrap() * page_tokens
     }
 
     fn each_byte_of_token(

@@ -2,17 +2,14 @@
 //!
 //! | not here | reason |
 //! |---|---|
-//! | B015 | page sizes of their own for the draft: not planned yet; pages of two sizes are refused in `b015_…` |
-//! | B021, B023, B025, B053 | tensor splits that differ: not planned yet, refused in `b021_…` |
-//! | B017 | indexer keys: not planned yet, refused in `b017_…` |
-//! | B013 | draft windows: sliding windows are not planned yet |
-//! | B031, B033, B035, B037 | releases, dummies and routing of data-parallel ranks: of the engine, or not planned yet |
-//! | B039 | page sizes that differ: not planned yet, refused in `b039_…` |
+//! | B031, B037 | releases and admission are the engine's; that a combination is refused when two ranks meet is every test of a refusal |
+//! | B035 | a request names its data-parallel group to the engine: `a_request_comes_from_one_data_parallel_group` in the root package's `tests/pools.rs` |
 //! | B059 | the version is decoded before a layout: of the engine; what of it is pairing is `b059_…` |
+//! | scales of an 8-bit cache in buffers of their own | not planned; fold them into the bytes of a token |
 
 use kv_plan::{
-    Buffer, BufferKey, CacheLayout, Dtype, Heads, ModelShape, PageId, Part, Plan, PlanError, Rank, Role, Shard,
-    coverage, pair,
+    Attention, Buffer, BufferKey, CacheLayout, Dtype, HeadGroup, Heads, LayerKind, ModelShape, PageId, PageList, Pages,
+    Part, Plan, PlanError, Pool, PoolKind, Rank, Role, Shard, Side, coverage, pair,
 };
 
 use crate::common::{cluster, deepseek, heads, latents, layouts_of, llama, of_key, paired, refusal, side, slices};
@@ -97,20 +94,72 @@ fn b011_draft_layers_use_the_page_list_of_the_request() {
 }
 
 #[test]
-fn b015_a_buffer_with_pages_of_another_size_than_the_layout_is_refused() {
-    let mut layout = side(&latents(1, 4), "draft=1", 128).remove(0);
-    layout.buffers[1].page_bytes = 32 * 8;
-    let error = layout.validate().unwrap_err();
-    assert_eq!(error.to_string(), "draft layer 0 (latent): a page of 256 bytes is not 128 tokens of 8 bytes");
+fn b013_a_window_of_the_draft_that_one_side_lacks_is_named() {
+    let model = latents(2, 4);
+    let draft =
+        |kinds: &[LayerKind]| ModelShape::by_hand("draft", Attention::Latent { dim: 4 }, kinds.to_vec()).unwrap();
+    let of = |kinds: &[LayerKind]| {
+        let mut side = Side::default();
+        (side.draft, side.draft_model) = (kinds.len() as u32, Some(draft(kinds)));
+        side.layouts(&model, 4, Dtype::Bf16).unwrap().remove(0)
+    };
+    let window = LayerKind::SlidingWindow { window: 8 };
+    let error = pair(&of(&[LayerKind::Full]), &of(&[LayerKind::Full, window])).unwrap_err();
+    assert_eq!(error.kind(), "uncovered_layer");
+    assert!(error.to_string().contains("draft layer 1"), "{error}");
+    assert_eq!(pair(&of(&[LayerKind::Full]), &of(&[window])).unwrap_err().kind(), "model");
 }
 
 #[test]
-fn b017_indexer_keys_are_refused_by_name() {
-    let config = r#"{"model_type": "glm_moe_dsa", "num_hidden_layers": 78, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-        "index_head_dim": 128}"#;
-    let model = ModelShape::from_config_json(config).unwrap();
-    let error = layouts_of(&model, "pp=1", 64).unwrap_err();
-    assert!(error.to_string().contains("78 of 78 layers (0-77) have a sparse-attention indexer"), "{error}");
+fn b015_pages_of_the_draft_have_a_size_of_their_own() {
+    let model = heads(1, 2, 4, 4);
+    let layouts = side(&model, "draft=1,page=128,draft_page=32", 128);
+    let (pairing, mut plan) = (paired(&layouts[0], &layouts[0]), Plan::default());
+    let draft = Pool { part: Part::Draft, kind: PoolKind::Full };
+    let (main, eight) = ([3, 1], [7, 5, 3, 1, 9, 11, 13, 15]);
+    let lists = [PageList::new(Pool::FULL, PageId::list(&main)), PageList::new(draft, PageId::list(&eight))];
+    pairing.plan(&lists[..], &lists[..], &mut plan).unwrap();
+    assert_eq!(plan.bytes(), 256 * pairing.bytes_per_token());
+    assert_eq!(plan.slice_count(), 2 * (2 + 8));
+    // One list for both pools cannot be right, and what it would leave out is noticed.
+    let wrong = [PageList::new(Pool::FULL, PageId::list(&main)), PageList::new(draft, PageId::list(&main))];
+    let error = pairing.plan(Pages::from(&wrong[..]).tokens(0..256), &lists[..], &mut plan).unwrap_err();
+    assert_eq!(error.kind(), "page_count");
+    assert!(error.to_string().contains("2 pages of 32 tokens (pool draft full)"), "{error}");
+    // Within one pool all pages have one size.
+    let mut layout = layouts[0].clone();
+    let buffer = &mut layout.buffers[1];
+    (buffer.page_tokens, buffer.page_bytes, buffer.page_stride) = (32, 32 * 16, 32 * 16);
+    assert!(layout.validate().unwrap_err().to_string().contains("32 tokens a page"));
+}
+
+#[test]
+fn b017_indexer_keys_pair_by_layer_beside_the_latents() {
+    // 78 latents of 576 elements, and index keys in every layer from 57 on.
+    let kinds = (0..78).map(|layer| if layer < 57 { LayerKind::Full } else { LayerKind::Indexed { dim: 128 } });
+    let model = ModelShape::by_hand("indexed", Attention::Latent { dim: 576 }, kinds.collect()).unwrap();
+    let (prefill, decode) = (side(&model, "layers=20+20+38,pages=9", 64), side(&model, "pages=9", 64));
+    assert_eq!(decode[0].buffers.len(), 78 + 21);
+    assert_eq!(decode[0].buffer(BufferKey::main(Role::Latent, 0)).unwrap().page_bytes, 73_728);
+    assert_eq!(paired(&prefill[1], &decode[0]).tables().len(), 20);
+    let last = paired(&prefill[2], &decode[0]);
+    let index: Vec<u32> = last.tables().iter().filter(|t| t.key.role == Role::Index).map(|t| t.key.layer).collect();
+    assert_eq!((last.tables().len(), index), (38 + 21, (57..78).collect()));
+    // In 8 bits a key has its scale: 128 + 4 bytes a token.
+    let packed = side(&model, "dtype=fp8,pages=9", 64).remove(0);
+    assert_eq!(packed.buffer(BufferKey::main(Role::Index, 60)).unwrap().page_bytes, 8_448);
+    // An index table for a layer that has none, and one that is left out, are named.
+    let mut layout = decode[0].clone();
+    let first = layout.buffers.iter().position(|buffer| buffer.key.role == Role::Index).unwrap();
+    layout.buffers[first].key.layer = 3;
+    assert!(layout.validate().unwrap_err().to_string().contains("layer 3 (index)"));
+    let mut layout = decode[0].clone();
+    layout.buffers.remove(first);
+    let error = layout.validate().unwrap_err().to_string();
+    assert!(
+        error.contains("layer 57 (index)") && error.contains("20 index tables") && error.contains("21 layers"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -120,20 +169,17 @@ fn b019_bytes_of_a_page_scale_with_the_heads_of_a_rank() {
         let page = |tp: u32| {
             let layouts = side(&model, &format!("tp={tp}"), 16);
             assert!(layouts.iter().all(|layout| layout.validate().is_ok()));
-            assert!(cluster(&model, &format!("tp={tp}"), &format!("tp={tp}")).is_ok());
             layouts[0].buffers[0].page_bytes
         };
         assert_eq!(page(prefill), ratio * page(decode), "{heads_} heads, tp {prefill} to {decode}");
-        // Two splits are told apart by their splits, also where the page bytes are the same.
-        let error = refusal(&model, &format!("tp={prefill}"), &format!("tp={decode}"));
-        assert_eq!(error.kind(), "split");
-        assert!(error.to_string().contains(&format!("tp={prefill}, decode")), "{error}");
+        assert!(cluster(&model, &format!("tp={prefill}"), &format!("tp={decode}")).is_ok());
     }
     // Page bytes that do not follow from the heads of the rank: 8 heads on 2 ranks, with the page of 1 head of 8.
     let mut layouts = side(&heads(1, 8, 64, 64), "tp=2", 16);
     let decode = layouts.clone();
     let buffer = &mut layouts[0].buffers[0];
-    (buffer.token_bytes, buffer.page_bytes) = (128, 16 * 128);
+    (buffer.token_bytes, buffer.page_bytes, buffer.page_stride) = (128, 16 * 128, 16 * 128);
+    buffer.groups[0].head_bytes = 32;
     let error = pair(&layouts[0], &decode[0]).unwrap_err();
     assert_eq!(error.kind(), "head_geometry");
     assert!(
@@ -141,18 +187,56 @@ fn b019_bytes_of_a_page_scale_with_the_heads_of_a_rank() {
         "{error}"
     );
     let buffer = &mut layouts[0].buffers[0];
-    buffer.heads = Some(Heads { first: 0, count: 1, total: 8 });
+    buffer.groups[0] = HeadGroup { heads: Heads { first: 0, count: 1, total: 8 }, head_bytes: 128 };
     let error = pair(&layouts[0], &decode[0]).unwrap_err();
+    assert_eq!(error.kind(), "split");
     assert!(error.to_string().contains("heads 0..1 of 8") && error.to_string().contains("heads 0..4 of 8"), "{error}");
 }
 
 #[test]
-fn b021_heads_that_would_have_to_be_split_are_refused_by_name() {
-    for (prefill, decode) in [("tp=1", "tp=4"), ("tp=2", "tp=8"), ("tp=2", "tp=1"), ("tp=8", "tp=2")] {
-        let error = refusal(&heads(1, 2, 64, 64), prefill, decode);
-        assert_eq!(error.kind(), "split");
-        assert!(error.to_string().contains("this is not supported yet, so set the same tp on both sides"), "{error}");
+fn b021_two_heads_of_one_rank_go_to_four_as_0_0_1_1() {
+    let model = heads(1, 2, 64, 64);
+    let (prefill, decode) = (side(&model, "tp=1", 1), side(&model, "tp=4", 1));
+    let page = prefill[0].buffers[0].page_bytes;
+    let reads = |rank: usize| {
+        let moves = slices(&paired(&prefill[0], &decode[rank]), &[0], &[0]);
+        of_key(&moves, BufferKey::main(Role::Key, 0))
+    };
+    let ends: Vec<u64> = (0..4).map(|rank| reads(rank)[0].0 + reads(rank)[0].2).collect();
+    assert_eq!(ends, [page / 2, page / 2, page, page]);
+    assert_eq!(reads(3), [(page / 2, 0, page / 2)]);
+}
+
+#[test]
+fn b023_every_replica_of_a_head_gets_it() {
+    let routes = cluster(&heads(1, 2, 8, 8), "tp=2", "tp=8").unwrap();
+    for sender in 0..2 {
+        let receivers: Vec<u32> = routes.receivers(Rank::new(0, sender)).map(|rank| rank.tp).collect();
+        assert_eq!(receivers, (4 * sender..4 * sender + 4).collect::<Vec<_>>());
     }
+    assert_eq!(routes.pairings().len(), 8);
+}
+
+#[test]
+fn b025_half_a_million_pieces_are_planned_as_a_few_runs() {
+    let model = heads(64, 8, 128, 128);
+    let (prefill, decode) = (side(&model, "tp=2", 64), side(&model, "tp=1", 64));
+    let (pairing, mut plan) = (paired(&prefill[1], &decode[0]), Plan::default());
+    let pages: Vec<PageId> = (0..64).map(PageId).collect();
+    pairing.plan(&pages, &pages, &mut plan).unwrap();
+    assert_eq!((plan.slice_count(), plan.groups().len(), plan.runs(&plan.groups()[0]).len()), (524_288, 1, 1));
+    assert!(plan.slices(&pairing).all(|slice| slice.len == 1_024));
+}
+
+#[test]
+fn b033_a_receiver_hears_from_those_who_have_something_for_it() {
+    // 16 prefill ranks, and 4 groups of 4 decode ranks: a quarter of the layers from each of four.
+    let routes = cluster(&latents(8, 4), "tp=16", "tp=4,dp=4").unwrap();
+    for dp in 0..4 {
+        let senders: Vec<u32> = routes.senders(Rank::new(0, 1).with_dp(dp)).map(|rank| rank.tp).collect();
+        assert_eq!(senders, [4, 5, 6, 7]);
+    }
+    assert!(routes.pairings().iter().all(|pairing| pairing.tables().len() == 2));
 }
 
 #[test]
@@ -166,12 +250,25 @@ fn b029_pages_of_keys_and_of_values_have_sizes_of_their_own() {
 }
 
 #[test]
-fn b039_pages_of_16_and_of_128_tokens_are_refused_by_name() {
-    for (prefill, decode) in [("page=16", "page=128"), ("page=128", "page=16")] {
-        let error = refusal(&llama(), prefill, decode);
-        assert_eq!(error.kind(), "config");
-        assert!(error.to_string().contains("16 tokens a page") || error.to_string().contains("has 16;"), "{error}");
-        assert!(error.to_string().contains("128") && error.to_string().contains("same page size"), "{error}");
+fn b039_pages_of_16_and_of_128_tokens_hold_the_same() {
+    let model = heads(1, 8, 128, 128);
+    let moves = |order: &str| {
+        let spec = |page: u32| format!("page={page},order={order}");
+        let (prefill, decode) = (side(&model, &spec(16), 1), side(&model, &spec(128), 1));
+        let (pairing, mut plan) = (paired(&prefill[0], &decode[0]), Plan::default());
+        let (src, dst) = ([0, 2, 4, 6, 8, 10, 12], [0]);
+        pairing.plan(Pages::from(PageId::list(&src)).tokens(0..100), PageId::list(&dst), &mut plan).unwrap();
+        of_key(&plan.slices(&pairing).collect::<Vec<_>>(), BufferKey::main(Role::Key, 0))
+    };
+    let by_token = moves("nhd");
+    assert_eq!(by_token.len(), 7);
+    assert!(by_token.iter().enumerate().all(|(page, (_, dst, _))| *dst == page as u64 * 16 * 2_048));
+    assert_eq!(by_token[6].2, 8_192);
+    let by_head = moves("hnd");
+    assert_eq!(by_head.len(), 56);
+    for (head, of_head) in by_head.chunks(7).enumerate() {
+        let places = of_head.iter().map(|(_, dst, _)| *dst).collect::<Vec<_>>();
+        assert_eq!(places, (0..7).map(|page| head as u64 * 128 * 256 + page * 16 * 256).collect::<Vec<_>>());
     }
 }
 
@@ -238,6 +335,20 @@ fn b051_elements_of_other_types_are_refused_with_both_sizes() {
 }
 
 #[test]
+fn b053_the_order_of_heads_and_tokens_is_part_of_the_layout() {
+    let model = heads(1, 4, 128, 128);
+    let moves = |order: &str| {
+        let (prefill, decode) =
+            (side(&model, &format!("order={order}"), 2), side(&model, &format!("tp=2,order={order}"), 2));
+        let moves = slices(&paired(&prefill[0], &decode[1]), &[0], &[0]);
+        let of = of_key(&moves, BufferKey::main(Role::Key, 0));
+        of.into_iter().map(|(src, _, len)| (src, len)).collect::<Vec<_>>()
+    };
+    assert_eq!(moves("nhd"), [(512, 512), (1_536, 512)]);
+    assert_eq!(moves("hnd"), [(1_024, 1_024)]);
+}
+
+#[test]
 fn b055_tokens_and_heads_that_were_swapped_are_told_apart() {
     let layout = |page_tokens: u32, count: u32| {
         let model = heads(1, count, 64, 64);
@@ -276,8 +387,8 @@ fn b057_a_page_is_a_number_below_the_tables_count() {
 #[test]
 fn b059_what_may_differ_is_no_mismatch_of_the_model() {
     let model = llama();
-    assert_eq!(refusal(&model, "tp=2", "tp=4").kind(), "split");
-    assert_eq!(refusal(&model, "page=16", "page=128").kind(), "config");
+    assert!(cluster(&model, "tp=2", "tp=4").is_ok());
+    assert!(cluster(&model, "page=16", "page=128").is_ok());
     assert!(cluster(&model, "pp=4,pages=7", "pp=1,pages=9").is_ok());
     // What has to be the same: the model, its number of layers.
     let (longer, other) = (heads(3, 8, 8, 8), heads(2, 8, 8, 8));

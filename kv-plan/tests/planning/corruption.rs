@@ -5,11 +5,11 @@
 //! | different tensor splits; convolution states; sliding windows with pools of their own | not planned yet, and refused by name: below |
 //! | auxiliary items of another size, aborts, late successes, restarted peers, sending too early | not by planning |
 
-use kv_plan::{BufferKey, Heads, LayoutError, Mismatch, PageId, Part, Plan, PlanError, Role, coverage, pair};
-
-use crate::common::{
-    cluster, deepseek, heads, latents, layouts_of, llama, model, of_key, paired, refusal, side, slices,
+use kv_plan::{
+    BufferKey, Heads, LayoutError, Mismatch, PageId, PageList, Part, Plan, PlanError, Pool, Role, coverage, pair,
 };
+
+use crate::common::{cluster, deepseek, heads, latents, llama, model, of_key, paired, refusal, side, slices};
 
 /// Way 1, a receiver that holds only its own stage: prefill stage 2 of 4 is in the second half of decode.
 #[test]
@@ -57,15 +57,23 @@ fn a_draft_is_declared_and_never_guessed_from_lengths() {
     assert_eq!([0, 1, 2].map(first_value), [80, 106, 133]);
 }
 
-/// Way 3: layers that alternate between two pools are not planned yet, and refused with their numbers.
+/// Way 3: sliding and full layers that alternate: stage 1's nine layers are 9 to 17, full ones among them the odd ones, each in its own
+/// pool, whatever their place in a list.
 #[test]
-fn hybrid_attention_under_pipeline_stages_is_refused_by_name() {
-    let error = layouts_of(&model("gpt-oss-120b"), "pp=4", 64).unwrap_err();
-    assert_eq!(error.kind(), "config");
-    assert!(
-        error.to_string().contains("gpt_oss") && error.to_string().contains("18 of 36 layers (0, 2, 4, 6"),
-        "{error}"
-    );
+fn hybrid_attention_under_pipeline_stages_pairs_by_layer() {
+    let model = model("gpt-oss-120b");
+    let (prefill, decode) = (side(&model, "pp=4", 64), side(&model, "pp=1", 64));
+    let pairing = paired(&prefill[1], &decode[0]);
+    let layers = |pool: Pool| -> Vec<u32> {
+        let sections = pairing.sections().iter().filter(|section| section.pool == pool);
+        let tables = sections.flat_map(|section| &pairing.tables()[section.tables.clone()]);
+        tables.filter(|table| table.key.role == Role::Key).map(|table| table.key.layer).collect()
+    };
+    assert_eq!(layers(Pool::FULL), [9, 11, 13, 15, 17]);
+    assert_eq!(layers(Pool::WINDOW), [10, 12, 14, 16]);
+    // In decode's list of 18 full layers those are the fifth to the ninth.
+    let full: Vec<u32> = (0..36).filter(|layer| layer % 2 == 1).collect();
+    assert_eq!(layers(Pool::FULL).iter().map(|l| full.binary_search(l).unwrap()).collect::<Vec<_>>(), [4, 5, 6, 7, 8]);
 }
 
 /// Way 4: a stage that registers a layer of another stage.
@@ -107,22 +115,36 @@ fn a_key_twice_in_one_layout_is_refused() {
 fn replicated_heads_are_neighbours() {
     let model = heads(1, 2, 8, 8);
     let ranks = side(&model, "tp=4", 4);
-    let of = |rank: usize| ranks[rank].buffers[0].heads.unwrap();
+    let of = |rank: usize| ranks[rank].buffers[0].heads().unwrap();
     assert_eq!([0, 1, 2, 3].map(|rank| of(rank).first), [0, 0, 1, 1]);
     assert_eq!(of(3), Heads { first: 1, count: 1, total: 2 });
     let routes = cluster(&model, "tp=4", "tp=4").unwrap();
     assert!(routes.pairings().iter().all(|pairing| pairing.prefill_rank() == pairing.decode_rank()));
     assert_eq!(routes.pairings().len(), 4);
-    // From 1 rank to 4 is another split.
-    assert_eq!(refusal(&model, "tp=1", "tp=4").kind(), "split");
+    // From 1 rank to 4: heads 0, 0, 1, 1.
+    let (one, four) = (side(&model, "tp=1", 4), side(&model, "tp=4", 4));
+    let first = |rank: usize| paired(&one[0], &four[rank]).tables()[0].heads.unwrap().first;
+    assert_eq!([0, 1, 2, 3].map(first), [0, 0, 1, 1]);
 }
 
-/// Way 6: layers with states are not planned yet, and refused with their numbers.
+/// Way 6: the groups of a convolution state are divided one by one: 2,048, 2,048 and 4,096 channels of 6 bytes.
 #[test]
-fn convolution_states_are_refused_by_name() {
-    let error = layouts_of(&model("qwen3-next-80b"), "pp=1", 64).unwrap_err();
-    assert_eq!(error.kind(), "config");
-    assert!(error.to_string().contains("36 of 48 layers (0-2, 4-6"), "{error}");
+fn convolution_states_move_group_by_group() {
+    let model = model("qwen3-next-80b");
+    let (prefill, decode) = (side(&model, "tp=1", 64), side(&model, "tp=2", 64));
+    let conv = BufferKey::main(Role::Conv, 0);
+    assert_eq!(prefill[0].buffer(conv).unwrap().token_bytes, 49_152);
+    assert_eq!(prefill[0].buffer(BufferKey::main(Role::Recurrent, 0)).unwrap().token_bytes, 2_097_152);
+    let (pairing, mut plan) = (paired(&prefill[0], &decode[1]), Plan::default());
+    let (from, to) = ([3], [5]);
+    let src = [PageList::new(Pool::STATE, PageId::list(&from))];
+    let dst = [PageList::new(Pool::STATE, PageId::list(&to))];
+    pairing.plan(&src[..], &dst[..], &mut plan).unwrap();
+    let moves = of_key(&plan.slices(&pairing).collect::<Vec<_>>(), conv);
+    let (there, here) = (3 * 49_152, 5 * 24_576);
+    // The second half of each group.
+    let expected = [(6_144, 0, 6_144), (18_432, 6_144, 6_144), (36_864, 12_288, 12_288)];
+    assert_eq!(moves, expected.map(|(src, dst, len)| (there + src, here + dst, len)));
 }
 
 /// Way 7: keys of 192 elements and values of 128 have pages of their own sizes.
@@ -151,7 +173,7 @@ fn head_sizes_that_differ_are_refused() {
 fn token_bytes_that_differ_are_refused() {
     let (prefill, mut decode) = (side(&latents(1, 288), "pp=1", 64), side(&latents(1, 288), "pp=1", 64));
     let buffer = &mut decode[0].buffers[0];
-    (buffer.token_bytes, buffer.page_bytes) = (656, 64 * 656);
+    (buffer.token_bytes, buffer.page_bytes, buffer.page_stride) = (656, 64 * 656, 64 * 656);
     decode[0].regions[0] = 64 * 656 * 65_536;
     let error = pair(&prefill[0], &decode[0]).unwrap_err();
     assert_eq!(error.kind(), "head_geometry");
@@ -196,21 +218,28 @@ fn pages_out_of_range_absent_or_twice_are_refused() {
     assert_eq!(kind(&[1], &[7]), "fits");
 }
 
-/// Way 11: splits that do not divide are refused, by what they are.
+/// Way 11: splits of which neither divides the other, where the heads divide by both: every rank is read.
 #[test]
-fn splits_that_do_not_divide_are_refused() {
-    assert_eq!(refusal(&llama(), "tp=3", "tp=2").kind(), "split");
-    let error = refusal(&heads(1, 6, 8, 8), "tp=3", "tp=2");
+fn splits_that_do_not_divide_each_other_leave_no_rank_out() {
+    let routes = cluster(&heads(1, 6, 8, 8), "tp=3", "tp=2").unwrap();
+    let who: Vec<String> =
+        routes.pairings().iter().map(|p| format!("{}>{}", p.prefill_rank().tp, p.decode_rank().tp)).collect();
+    assert_eq!(who, ["0>0", "1>0", "1>1", "2>1"]);
+    // Heads that do not divide by the ranks are refused, by what they are.
+    let error = refusal(&llama(), "tp=3", "tp=2");
     assert_eq!(error.kind(), "split");
-    assert!(error.to_string().contains("neither divides the other"), "{error}");
+    assert!(error.to_string().contains("8 key-value heads do not divide by tp=3"), "{error}");
 }
 
-/// Way 12: token-major against head-major.
+/// Way 12: token-major against head-major: each head of each token goes to its place.
 #[test]
-fn different_orders_are_refused() {
-    assert_eq!(refusal(&llama(), "pp=1", "order=hnd").kind(), "head_geometry");
-    assert_eq!(refusal(&llama(), "order=hnd", "pp=1").kind(), "head_geometry");
-    assert!(cluster(&llama(), "order=hnd", "pp=2,order=hnd").is_ok());
+fn different_orders_move_head_by_head() {
+    let model = heads(1, 2, 4, 4);
+    let (by_token, by_head) = (side(&model, "pp=1", 3), side(&model, "order=hnd", 3));
+    let moves = of_key(&slices(&paired(&by_token[0], &by_head[0]), &[0], &[0]), BufferKey::main(Role::Key, 0));
+    // 3 tokens of 2 heads of 8 bytes: the heads of a token are neighbours on one side, the tokens of a head on the other.
+    assert_eq!(moves, [(0, 0, 8), (16, 8, 8), (32, 16, 8), (8, 24, 8), (24, 32, 8), (40, 40, 8)]);
+    assert!(cluster(&llama(), "order=hnd", "pp=2").is_ok());
 }
 
 /// Way 18: a receiver with more layers than all senders together.

@@ -53,7 +53,7 @@ fn sent(prefill: &[CacheLayout], decode: &[CacheLayout]) -> Vec<String> {
     let tables = |pairing: &kv_plan::Pairing| -> Vec<_> {
         pairing.tables().iter().map(|t| (t.key, t.src_stride, t.dst_stride, t.len)).collect()
     };
-    let told = routes.pairings().iter().map(|p| (p.prefill_rank(), p.decode_rank(), tables(p), p.page_bytes()));
+    let told = routes.pairings().iter().map(|p| (p.prefill_rank(), p.decode_rank(), tables(p), p.bytes_per_token()));
     told.map(|told| format!("{told:?}")).collect()
 }
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use kv_plan::{
-    Buffer, BufferKey, CacheLayout, Dtype, Heads, ModelShape, Order, PageId, Part, Plan, Rank, Role, Shard, coverage,
-    pair, routes,
+    Buffer, BufferKey, CacheLayout, Dtype, HeadGroup, Heads, ModelShape, Order, PageId, Part, Plan, Pool, Rank, Role,
+    Shard, coverage, pair, routes,
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
@@ -43,7 +43,8 @@ fn buffer() -> impl Strategy<Value = Buffer> {
     (key(), number32(), number(), number(), number(), number32(), prop::option::of(heads)).prop_map(
         |(key, region, offset, token_bytes, page_bytes, page_count, heads)| {
             let mut buffer = Buffer::new(key, region, offset, 1, token_bytes, page_count);
-            (buffer.page_bytes, buffer.heads) = (page_bytes, heads);
+            buffer.page_bytes = page_bytes;
+            buffer.groups.extend(heads.map(|heads| HeadGroup { heads, head_bytes: token_bytes }));
             buffer
         },
     )
@@ -57,11 +58,10 @@ fn order() -> impl Strategy<Value = Order> {
 fn anything() -> impl Strategy<Value = CacheLayout> {
     let rank = (number32(), number32()).prop_map(|(pp, tp)| Rank::new(pp, tp));
     let model = prop_oneof![Just(latents(3, 4)), Just(heads(3, 2, 1, 2))];
-    (model, rank, vec(number32(), 0..5), number32(), number32(), number32(), number32(), order())
-        .prop_flat_map(|(model, rank, stages, tp, drafts, page, layers, order)| {
-            let shard = Shard::new(rank, stages, tp).with_draft_layers(drafts);
-            let mut layout = CacheLayout::new(&model, shard, page, Dtype::Fp8).with_order(order);
-            layout.model.layers = layers;
+    (model, rank, vec(number32(), 0..5), number32(), number32(), number32(), (number32(), number32()), order())
+        .prop_flat_map(|(model, rank, stages, tp, drafts, page, (cp, dp), order)| {
+            let shard = Shard::new(rank, stages, tp).with_draft_layers(drafts).with_cp(cp).with_dp(dp);
+            let layout = CacheLayout::new(&model, shard, page, Dtype::Fp8).with_order(order);
             (Just(layout), vec(buffer(), 0..6), vec(number(), 0..6))
         })
         .prop_map(|(mut layout, buffers, regions)| {
@@ -74,7 +74,7 @@ fn anything() -> impl Strategy<Value = CacheLayout> {
 #[derive(Clone, Debug)]
 enum Change {
     Nothing,
-    Model(u32),
+    Cp(u32),
     Page(u32),
     Order(Order),
     Rank(Rank),
@@ -98,7 +98,7 @@ fn change() -> impl Strategy<Value = Change> {
     let heads = (0u32..5, 0u32..5, 0u32..5).prop_map(|(first, count, total)| Heads { first, count, total });
     prop_oneof![
         Just(Change::Nothing),
-        number32().prop_map(Change::Model),
+        number32().prop_map(Change::Cp),
         number32().prop_map(Change::Page),
         order().prop_map(Change::Order),
         rank.prop_map(Change::Rank),
@@ -124,7 +124,7 @@ fn apply(layout: &mut CacheLayout, change: &Change) {
     }
     match change {
         Change::Nothing => {}
-        Change::Model(layers) => layout.model.layers = *layers,
+        Change::Cp(ranks) => layout.shard.cp = *ranks,
         Change::Page(tokens) => layout.page_tokens = *tokens,
         Change::Order(order) => layout.order = *order,
         Change::Rank(rank) => layout.shard.rank = *rank,
@@ -138,18 +138,24 @@ fn apply(layout: &mut CacheLayout, change: &Change) {
             let at = at.index(layout.regions.len());
             layout.regions[at] = *to;
         }
-        Change::Buffer(at, to) => layout.buffers[at.index(buffers)] = *to,
+        Change::Buffer(at, to) => layout.buffers[at.index(buffers)] = to.clone(),
         Change::Scale(token_bytes) => {
             layout.regions = vec![u64::MAX; layout.regions.len()];
             for buffer in &mut layout.buffers {
                 buffer.page_count = 1;
                 (buffer.token_bytes, buffer.page_bytes) =
                     (*token_bytes, token_bytes.saturating_mul(layout.page_tokens.into()));
+                buffer.page_stride = buffer.page_bytes;
+                for group in &mut buffer.groups {
+                    group.head_bytes = token_bytes / u64::from(group.heads.count.max(1));
+                }
             }
         }
         Change::Offset(at, to) => layout.buffers[at.index(buffers)].offset = *to,
         Change::Pages(at, to) => layout.buffers[at.index(buffers)].page_count = *to,
-        Change::Heads(at, to) => layout.buffers[at.index(buffers)].heads = Some(*to),
+        Change::Heads(at, to) => {
+            layout.buffers[at.index(buffers)].groups = vec![HeadGroup { heads: *to, head_bytes: 1 }]
+        }
         Change::Key(at, to) => layout.buffers[at.index(buffers)].key = *to,
         Change::Remove(at) => drop(layout.buffers.remove(at.index(buffers))),
         Change::Shift(layers) => {
@@ -181,7 +187,7 @@ fn use_all(a: &CacheLayout, b: &CacheLayout, pages: &[i32]) -> Result<(), TestCa
         prop_assert!(error.to_string().len() < 2_000);
         prop_assert!(!error.kind().is_empty());
     }
-    let _ = (a.check_pages(PageId::list(pages)), a.page_count(), a.shard.stage_of(u32::MAX));
+    let _ = (a.check_pages(PageId::list(pages)), a.page_count(Pool::FULL), a.shard.stage_of(u32::MAX));
     let _ = (coverage(&[a, b], a), coverage(&[b], a), a.clone().packed(u64::MAX), a.clone().packed(0));
     if let Ok(pairing) = &paired {
         let mut plan = Plan::default();
@@ -245,7 +251,9 @@ fn wide(stages: Vec<u32>, tp: u32, roles: &[Role]) -> CacheLayout {
         for role in roles {
             let region = layout.add_region(1);
             let mut buffer = Buffer::new(BufferKey::main(*role, layer), region, 0, 1, 1, 1);
-            buffer.heads = matches!(role, Role::Key | Role::Value).then_some(Heads { first: 0, count: 1, total: 1 });
+            if !matches!(role, Role::Latent | Role::Index) {
+                buffer = buffer.with_heads(Heads::WHOLE);
+            }
             layout.add_buffer(buffer);
         }
     }
@@ -281,7 +289,7 @@ fn claims_of_billions_cost_nothing() {
         |layout| layout.shard.tp = u32::MAX,
         |layout| layout.shard.draft_layers = u32::MAX,
         |layout| layout.shard.stages[0] = u32::MAX,
-        |layout| layout.model.layers = u32::MAX,
+        |layout| layout.shard.cp = u32::MAX,
         |layout| layout.buffers[0].page_count = u32::MAX,
     ];
     for claim in claims {

@@ -8,5 +8,4 @@ mod derived;
 mod hostile;
 mod messages;
 mod models;
-mod oracle;
 mod symmetry;

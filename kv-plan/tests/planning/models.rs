@@ -1,8 +1,8 @@
 //! The model files: what is read from them, and what is refused by name.
 
-use kv_plan::{Attention, Dtype, LayerKind, ModelShape};
+use kv_plan::{Attention, Dtype, LayerKind, ModelShape, Pool, Role};
 
-use crate::common::{MODELS, layouts_of, model, side};
+use crate::common::{MODELS, model, side};
 
 #[test]
 fn every_file_is_read() {
@@ -14,7 +14,7 @@ fn every_file_is_read() {
                 shape.name().to_owned(),
                 *shape.attention(),
                 shape.layers().len(),
-                shape.covered_layers().count(),
+                shape.layers().iter().filter(|kind| **kind == LayerKind::Full).count(),
                 shape.dtype(),
             )
         })
@@ -52,25 +52,23 @@ fn bytes_of_a_token_and_of_a_page_are_those_of_the_public_models() {
 }
 
 #[test]
-fn layers_that_are_not_planned_yet_are_named() {
-    let sliding = model("gpt-oss-120b");
-    assert_eq!(sliding.layers()[0], LayerKind::SlidingWindow { window: 128 });
-    assert_eq!(sliding.covered_layers().collect::<Vec<_>>(), (1..36).step_by(2).collect::<Vec<_>>());
-    let linear = model("qwen3-next-80b");
-    assert_eq!(linear.covered_layers().collect::<Vec<_>>(), (3..48).step_by(4).collect::<Vec<_>>());
-    for (shape, says) in [
-        (
-            sliding,
-            "gpt_oss cannot be planned yet: 18 of 36 layers (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34) have sliding-window attention, whose pages are a pool of their own",
-        ),
-        (
-            linear,
-            "qwen3_next cannot be planned yet: 36 of 48 layers (0-2, 4-6, 8-10, 12-14, 16-18, 20-22, 24-26, 28-30, 32-34, 36-38, 40-42, 44-46) have linear attention, which keeps a state for each request and no pages",
-        ),
-    ] {
-        let error = layouts_of(&shape, "pp=1", 64).unwrap_err();
-        assert_eq!((error.kind(), error.to_string().as_str()), ("config", says));
+fn layers_of_every_kind_have_their_buffers() {
+    let oss = side(&model("gpt-oss-120b"), "tp=8", 64).remove(0);
+    assert_eq!(oss.pools(), [Pool::FULL, Pool::WINDOW]);
+    assert_eq!(model("gpt-oss-120b").layers()[0], LayerKind::SlidingWindow { window: 128 });
+    assert!(oss.buffers.iter().all(|buffer| (buffer.token_bytes, buffer.page_bytes) == (128, 8_192)));
+    for (tp, token, conv, recurrent) in
+        [(1, 1_024, 49_152, 2_097_152), (2, 512, 24_576, 1_048_576), (4, 512, 12_288, 524_288)]
+    {
+        let next = side(&model("qwen3-next-80b"), &format!("tp={tp}"), 64).remove(0);
+        assert_eq!(next.pools(), [Pool::FULL, Pool::STATE]);
+        let bytes =
+            |role| next.buffers.iter().filter(|b| b.key.role == role).map(|b| b.token_bytes).collect::<Vec<_>>();
+        assert_eq!(bytes(Role::Key), [token; 12]);
+        assert_eq!(bytes(Role::Conv), [conv; 36]);
+        assert_eq!(bytes(Role::Recurrent), [recurrent; 36]);
     }
+    assert_eq!(model("deepseek-v3").draft_layers(), 1);
 }
 
 #[test]
@@ -114,9 +112,11 @@ fn configurations_are_read_in_their_usual_variants() {
     assert_eq!(nested.unwrap().name(), "qwen3_vl");
     let linear = read(
         r#""model_type": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4,
-        "num_attention_heads": 4, "head_dim": 16"#,
+        "num_attention_heads": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4"#,
     );
-    assert_eq!(linear.unwrap().covered_layers().collect::<Vec<_>>(), [3, 7]);
+    let kinds = linear.unwrap().layers().to_vec();
+    assert_eq!((0..8).filter(|layer| kinds[*layer] == LayerKind::Full).collect::<Vec<_>>(), [3, 7]);
 }
 
 #[test]
