@@ -5,8 +5,8 @@
 //!
 //! The hazards:
 //! * An event ends the sleep of one thread, and it may not be the one that it is for. So every return from
-//!   [`Signal::sleep`](crate::signal::Signal::sleep) is followed by a whole turn: a waiter that cannot have the worker, or whose transfer is over, makes
-//!   somebody else take it.
+//!   [`Signal::sleep`](crate::signal::Signal::sleep) is followed by a whole turn, also where the waiter's transfer is over;
+//!   a waiter that cannot have the worker makes somebody else take it.
 //! * A waiter leaves, and nobody else polls. So it leaves the lock only when the completion queues are armed and were
 //!   found empty after that, or it wakes the transport's thread. It does not stay until they are empty: others may keep
 //!   them full.
