@@ -12,9 +12,12 @@ use crate::Failure;
 
 /// Says whether a prefill side and a decode side work together, and what moves between their ranks.
 ///
-/// A SPEC is key=value pairs separated by commas: pp (stages, 1), tp (tensor ranks, 1), layers (of each stage, as 15+15+15+16), draft
-/// (layers of a draft model, 0), order (nhd or hnd), page and dtype (where they differ from --page and --dtype), pages (of each
-/// buffer, 65536).
+/// A SPEC is key=value pairs separated by commas: pp (stages, 1), tp (tensor ranks, 1), cp (context-parallel ranks, 1), dp
+/// (data-parallel groups, 1), layers (of each stage, as 15+15+15+16), draft (layers of a draft model, 0), order (nhd or hnd),
+/// page, window_page, draft_page and dtype (where they differ from --page and --dtype), pages (of each buffer, 65536), slots (of
+/// each state, 1024).
+///
+/// The page lists are those of a whole request, for all pools of pages; context-parallel ranks are dealt theirs in turn.
 #[derive(Debug, Parser)]
 #[command(name = "plan")]
 pub(crate) struct Args {
@@ -50,6 +53,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "src_pages")]
     pub(crate) tokens: Option<u64>,
 
+    /// Slot of the request's states at the senders, for models with linear attention
+    #[arg(long, value_name = "N", requires = "src_pages", default_value_t = 0)]
+    pub(crate) src_slot: i32,
+
+    /// Slot of the same states at the receivers
+    #[arg(long, value_name = "N", requires = "src_pages", default_value_t = 0)]
+    pub(crate) dst_slot: i32,
+
     /// Show this sender only, as in pp3.tp0
     #[arg(long, value_name = "RANK")]
     pub(crate) from: Option<Rank>,
@@ -62,9 +73,13 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Draw the plan into this file (not supported yet)
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Draw who sends what to whom into this file
+    #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
+
+    /// Print the layouts of the two sides beside each other, and what differs
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) explain: bool,
 }
 
 impl Args {

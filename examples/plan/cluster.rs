@@ -3,7 +3,8 @@
 use std::fs;
 
 use kv_plan::{
-    CacheLayout, Dtype, End, Mismatch, ModelShape, PageId, Pairing, Plan, PlannedSlice, Rank, Routes, Side, routes,
+    CacheLayout, Dtype, End, Mismatch, ModelShape, PageId, PageList, Pages, Pairing, Plan, PlannedSlice, Pool, PoolKind, Rank,
+    Routes, Side, explain, routes,
 };
 
 use crate::{
@@ -30,9 +31,6 @@ pub(crate) struct Transfer {
 
 impl Cluster {
     pub(crate) fn read(args: &Args) -> Result<Self, Failure> {
-        if args.svg.is_some() {
-            return Err(Failure::Usage("--svg is not supported yet; leave it out".into()));
-        }
         let path = args.config.display();
         let json = fs::read(&args.config).map_err(|error| Failure::Usage(format!("{path}: {error}")))?;
         let model = ModelShape::from_config_json(&String::from_utf8_lossy(&json))
@@ -48,6 +46,11 @@ impl Cluster {
         let (prefill, decode) = (layouts(End::Prefill, &args.prefill)?, layouts(End::Decode, &args.decode)?);
         check_rank("--from", args.from, &prefill)?;
         check_rank("--to", args.to, &decode)?;
+        if args.explain
+            && let Some((prefill, decode)) = prefill.first().zip(decode.first())
+        {
+            println!("{}", explain(prefill, decode));
+        }
         let routes = routes(&prefill, &decode)?;
         Ok(Self { model, prefill, decode, routes })
     }
@@ -55,45 +58,77 @@ impl Cluster {
     /// The transfers that the arguments select, ordered by sender and receiver; of a request, if there is one.
     pub(crate) fn transfers(&self, args: &Args, request: Option<&PageLists>) -> Result<Vec<Transfer>, Failure> {
         let mut plan = Plan::default();
-        let mut used = 0;
-        if let Some(PageLists { src, dst }) = request {
-            // The whole lists have to be right at all ranks, whatever is shown of them.
-            for pairing in self.routes.pairings() {
-                pairing.plan(src, dst, &mut plan)?;
+        let mut transfers = Vec::new();
+        for pairing in self.routes.pairings() {
+            // The lists have to be right at all ranks, whatever is shown of them.
+            if let Some(lists) = request {
+                self.plan(args, lists, pairing, &mut plan)?;
             }
-            used = self.pages_of_tokens(args.tokens, src.len())?;
+            let selected = args.from.is_none_or(|rank| rank == pairing.prefill_rank())
+                && args.to.is_none_or(|rank| rank == pairing.decode_rank());
+            if selected {
+                let bytes = if request.is_some() { plan.bytes() } else { pairing.bytes_per_token() };
+                let slices = request.map(|_| sorted(plan.slices(pairing).collect()));
+                transfers.push(Transfer { pairing: pairing.clone(), bytes, slices });
+            }
         }
-        let selected = self.routes.pairings().iter().filter(|pairing| {
-            args.from.is_none_or(|rank| rank == pairing.prefill_rank())
-                && args.to.is_none_or(|rank| rank == pairing.decode_rank())
-        });
-        let transfer = |pairing: &Pairing| {
-            let Some(PageLists { src, dst }) = request else {
-                return Ok(Transfer { pairing: pairing.clone(), bytes: pairing.bytes_per_token(), slices: None });
-            };
-            let part = |pages| <[PageId]>::get(pages, ..used).unwrap_or_default();
-            pairing.plan(part(src), part(dst), &mut plan)?;
-            let slices = Some(plan.slices(pairing).collect());
-            Ok(Transfer { pairing: pairing.clone(), bytes: plan.bytes(), slices })
-        };
-        selected.map(transfer).collect()
+        Ok(transfers)
     }
 
-    /// How many of the listed pages hold the tokens.
-    fn pages_of_tokens(&self, tokens: Option<u64>, listed: usize) -> Result<usize, Failure> {
-        let (Some(tokens), Some(layout)) = (tokens, self.prefill.first()) else { return Ok(listed) };
-        let page_tokens = layout.page_tokens;
-        let needed = tokens.div_ceil(page_tokens.into());
-        match usize::try_from(needed) {
-            Ok(needed) if needed <= listed => Ok(needed),
-            _ => Err(Failure::Unfit {
-                kind: "page_count",
-                message: format!(
-                    "{tokens} tokens need {needed} pages of {page_tokens}, but {listed} are listed; list all pages of the request on both sides"
-                ),
-            }),
+    /// Plans the request between two ranks.
+    fn plan(&self, args: &Args, lists: &PageLists, pairing: &Pairing, plan: &mut Plan) -> Result<(), Failure> {
+        let find = |side: &[CacheLayout], rank| side.iter().find(|layout| layout.rank() == rank).cloned();
+        let sides = find(&self.prefill, pairing.prefill_rank()).zip(find(&self.decode, pairing.decode_rank()));
+        let Some((prefill, decode)) = sides else { return Ok(()) };
+        let (src, dst) = (dealt(&prefill, &lists.src), dealt(&decode, &lists.dst));
+        let (src_slot, dst_slot) = ([PageId(args.src_slot)], [PageId(args.dst_slot)]);
+        // One list is for all pools of pages, and a slot for the states.
+        let of = |pages, slot| {
+            let list = move |pool: Pool| PageList::new(pool, if pool.kind == PoolKind::State { slot } else { pages });
+            pairing.pools().map(list).collect::<Vec<_>>()
+        };
+        let (src, dst) = (of(&src[..], &src_slot[..]), of(&dst[..], &dst_slot[..]));
+        let mut pages = Pages::from(&src[..]);
+        if let Some(tokens) = args.tokens.or_else(|| self.tokens_of(lists)) {
+            pages = pages.tokens(0..tokens);
+        }
+        Ok(pairing.plan(pages, &dst[..], plan)?)
+    }
+
+    /// The tokens of the request, where the pages of a rank do not tell: with context parallelism.
+    fn tokens_of(&self, lists: &PageLists) -> Option<u64> {
+        let side = |side: &[CacheLayout], pages: &[PageId]| {
+            let layout = side.first()?;
+            Some((layout.shard.cp, pages.len() as u64 * u64::from(layout.page_tokens)))
+        };
+        let ((src_cp, src), (dst_cp, dst)) = side(&self.prefill, &lists.src).zip(side(&self.decode, &lists.dst))?;
+        (src_cp > 1 || dst_cp > 1).then_some(src.min(dst))
+    }
+}
+
+/// Those of a request's pages that a context-parallel rank holds.
+fn dealt(layout: &CacheLayout, pages: &[PageId]) -> Vec<PageId> {
+    let (rank, of) = (layout.rank().cp as usize, layout.shard.cp as usize);
+    pages.iter().copied().skip(rank).step_by(of.max(1)).collect()
+}
+
+/// Slices by buffer, with those joined that are neighbours on both sides.
+fn sorted(mut slices: Vec<PlannedSlice>) -> Vec<PlannedSlice> {
+    slices.sort_by_key(|slice| slice.key);
+    let mut joined: Vec<PlannedSlice> = Vec::with_capacity(slices.len());
+    for slice in slices {
+        match joined.last_mut() {
+            Some(last)
+                if last.key == slice.key
+                    && last.src_offset + last.len == slice.src_offset
+                    && last.dst_offset + last.len == slice.dst_offset =>
+            {
+                last.len += slice.len;
+            }
+            _ => joined.push(slice),
         }
     }
+    joined
 }
 
 fn check_rank(argument: &str, rank: Option<Rank>, side: &[CacheLayout]) -> Result<(), Failure> {

@@ -148,6 +148,7 @@
 mod buffer;
 mod coverage;
 mod error;
+mod explain;
 mod heads;
 mod key;
 mod layout;
@@ -166,6 +167,7 @@ pub use self::{
     buffer::Buffer,
     coverage::{Coverage, coverage},
     error::{End, LayoutError, Mismatch, PlanError},
+    explain::{Compared, Explanation, Line, explain},
     heads::{HeadGroup, Heads},
     key::{BufferKey, Dtype, Order, PageId, ParseNameError, Part, Pool, PoolKind, Role},
     layout::CacheLayout,
