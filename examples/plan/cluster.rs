@@ -3,8 +3,8 @@
 use std::fs;
 
 use kv_plan::{
-    CacheLayout, Dtype, End, Mismatch, ModelShape, PageId, PageList, Pages, Pairing, Plan, PlannedSlice, Pool, PoolKind, Rank,
-    Routes, Side, explain, routes,
+    CacheLayout, Dtype, End, Mismatch, ModelShape, PageId, PageList, Pages, Pairing, Plan, PlannedSlice, Pool,
+    PoolKind, Rank, Routes, Side, explain, routes,
 };
 
 use crate::{

@@ -6,12 +6,17 @@ use std::{
 };
 
 use comfy_table::{CellAlignment, Table, presets};
-use kv_plan::{Attention, BufferKey, CacheLayout, ModelShape, Part, PlannedSlice, Role};
+use kv_plan::{
+    Attention, BufferKey, CacheLayout, LayerKind, ModelShape, Pairing, Part, PlannedSlice, Pool, Rank, Role,
+};
 
 use crate::cluster::{Cluster, Transfer};
 
 /// Slices of one transfer that are printed at most; `--json` prints all.
 const SHOWN: usize = 24;
+
+/// Below it, what a piece costs by itself outweighs its bytes.
+const SMALL: u64 = 4096;
 
 pub(crate) fn print(out: &mut impl Write, cluster: &Cluster, transfers: &[Transfer]) -> io::Result<()> {
     writeln!(out, "{}", model(&cluster.model))?;
@@ -22,6 +27,7 @@ pub(crate) fn print(out: &mut impl Write, cluster: &Cluster, transfers: &[Transf
         writeln!(out, "nothing moves between these ranks")?;
     } else {
         writeln!(out, "{}", overview(transfers))?;
+        costs(out, transfers)?;
     }
     for transfer in transfers {
         slices(out, transfer)?;
@@ -31,16 +37,21 @@ pub(crate) fn print(out: &mut impl Write, cluster: &Cluster, transfers: &[Transf
 
 fn model(model: &ModelShape) -> String {
     let layers = model.layer_count();
-    match model.attention() {
-        Attention::Latent { dim } => {
-            format!("model {}: {layers} layers, a latent of {dim} elements a token", model.name())
+    let attention = match model.attention() {
+        Attention::Latent { dim } => format!(", a latent of {dim} elements a token"),
+        Attention::Heads { kv_heads, key_dim, value_dim } => {
+            format!(", {kv_heads} key-value heads of {key_dim} and {value_dim} elements")
         }
-        Attention::Heads { kv_heads, key_dim, value_dim } => format!(
-            "model {}: {layers} layers, {kv_heads} key-value heads of {key_dim} and {value_dim} elements",
-            model.name()
-        ),
-        _ => format!("model {}: {layers} layers", model.name()),
-    }
+        _ => String::new(),
+    };
+    let count = |is: fn(&LayerKind) -> bool| model.layers().iter().filter(|kind| is(kind)).count();
+    let kinds = [
+        (count(|kind| matches!(kind, LayerKind::SlidingWindow { .. })), "of sliding-window attention"),
+        (count(|kind| matches!(kind, LayerKind::Linear)), "of linear attention, with states"),
+        (count(|kind| matches!(kind, LayerKind::Indexed { .. })), "with index keys"),
+    ];
+    let kinds = kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!(", {count} layers {what}"));
+    format!("model {}: {layers} layers{attention}{}", model.name(), kinds.collect::<String>())
 }
 
 fn side(side: &[CacheLayout]) -> String {
@@ -51,15 +62,22 @@ fn side(side: &[CacheLayout]) -> String {
         layers => format!(", draft {layers}"),
     };
     format!(
-        "pp={} (layers {}{draft}), tp={}, pages of {} tokens, {}, {}, {} pages a buffer",
+        "pp={} (layers {}{draft}), tp={}{}, pages of {} tokens, {}, {}, {} pages a buffer",
         layout.shard.stages.len(),
         stages.join("+"),
         layout.shard.tp,
+        other_axes(layout),
         layout.page_tokens,
         layout.dtype,
         layout.order,
-        layout.page_count()
+        layout.page_count(Pool::FULL)
     )
+}
+
+/// Context and data parallelism, where there is any.
+fn other_axes(layout: &CacheLayout) -> String {
+    let axes = [("cp", layout.shard.cp), ("dp", layout.shard.dp)];
+    axes.iter().filter(|(_, ranks)| *ranks > 1).map(|(axis, ranks)| format!(", {axis}={ranks}")).collect()
 }
 
 /// Who sends to whom and how much.
@@ -68,10 +86,12 @@ fn overview(transfers: &[Transfer]) -> Table {
     table.load_preset(presets::NOTHING);
     let with_slices = transfers.iter().any(|transfer| transfer.slices.is_some());
     let mut header = vec!["from", "to", "layers", "buffers"];
+    let with_states = !with_slices && transfers.iter().any(|transfer| transfer.pairing.bytes_per_request() > 0);
     header.extend(if with_slices { ["slices", "smallest", "bytes"].as_slice() } else { &["bytes a token"] });
+    header.extend(with_states.then_some("bytes a request"));
     table.set_header(&header);
     for transfer in transfers {
-        let keys: Vec<BufferKey> = transfer.pairing.tables().iter().map(|table| table.key).collect();
+        let keys = keys(&transfer.pairing);
         let mut row = vec![
             transfer.pairing.prefill_rank().to_string(),
             transfer.pairing.decode_rank().to_string(),
@@ -83,13 +103,18 @@ fn overview(transfers: &[Transfer]) -> Table {
             row.push(grouped(slices.iter().map(|slice| slice.len).min().unwrap_or(0)));
         }
         row.push(grouped(transfer.bytes));
+        row.extend(with_states.then(|| grouped(transfer.pairing.bytes_per_request())));
         table.add_row(row);
     }
     if transfers.len() > 1 {
         let mut row = vec![String::new(); header.len()];
         let total = transfers.iter().map(|transfer| transfer.bytes).fold(0, u64::saturating_add);
-        if let [first, .., last] = row.as_mut_slice() {
-            (*first, *last) = ("together".into(), grouped(total));
+        let place = row.len() - 1 - usize::from(with_states);
+        if let Some(first) = row.first_mut() {
+            *first = "together".into();
+        }
+        if let Some(bytes) = row.get_mut(place) {
+            *bytes = grouped(total);
         }
         table.add_row(row);
     }
@@ -97,6 +122,45 @@ fn overview(transfers: &[Transfer]) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// The buffers that something of moves, each once.
+fn keys(pairing: &Pairing) -> Vec<BufferKey> {
+    let mut keys: Vec<BufferKey> = pairing.tables().iter().map(|table| table.key).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// What costs time: how the load is shared, and how small the pieces are.
+fn costs(out: &mut impl Write, transfers: &[Transfer]) -> io::Result<()> {
+    let mut senders: BTreeMap<Rank, u64> = BTreeMap::new();
+    for transfer in transfers {
+        let sum = senders.entry(transfer.pairing.prefill_rank()).or_default();
+        *sum = sum.saturating_add(transfer.bytes);
+    }
+    if let (Some(least), Some(most)) = (senders.values().min(), senders.values().max())
+        && senders.len() > 1
+    {
+        writeln!(
+            out,
+            "{} senders, of which each sends {} to {} bytes",
+            senders.len(),
+            grouped(*least),
+            grouped(*most)
+        )?;
+    }
+    let slices = || transfers.iter().filter_map(|transfer| transfer.slices.as_ref()).flatten();
+    if let Some(smallest) = slices().map(|slice| slice.len).min() {
+        let note = if smallest < SMALL { "; pieces that small cost more than their bytes" } else { "" };
+        writeln!(
+            out,
+            "{} slices, the smallest of {} bytes{note}",
+            grouped(slices().count() as u64),
+            grouped(smallest)
+        )?;
+    }
+    Ok(())
 }
 
 /// The slices of a transfer. Layers whose slices are the same are printed once.

@@ -12,6 +12,7 @@ mod args;
 mod cluster;
 mod human;
 mod json;
+mod svg;
 
 use std::{
     io::{self, BufWriter, Write},
@@ -92,6 +93,10 @@ fn run(args: &Args) -> Result<(), Failure> {
     let request = args.pages()?;
     let cluster = Cluster::read(args)?;
     let transfers = cluster.transfers(args, request.as_ref())?;
+    if let Some(path) = &args.svg {
+        let drawing = svg::draw(&cluster, &transfers);
+        std::fs::write(path, drawing).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    }
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
         json::print(&mut out, &transfers)?;
