@@ -69,7 +69,7 @@ pub struct Explanation {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn explain(prefill: &CacheLayout, decode: &CacheLayout) -> Explanation {
-    let siblings = prefill.validate().is_ok().then(|| prefill.siblings()).unwrap_or_default();
+    let siblings = if prefill.validate().is_ok() { prefill.siblings() } else { Vec::new() };
     let covered = || coverage(&siblings.iter().collect::<Vec<_>>(), decode);
     let misfit = pair(prefill, decode).err().or_else(|| covered().err());
     let mut lines = vec![

@@ -209,7 +209,7 @@ impl CacheLayout {
             let Some(list) = pages.list(pool) else { continue };
             let own = self.buffers.iter().filter(|buffer| buffer.pool() == pool);
             let limit = Limit::of(own.map(|buffer| (buffer.page_count, buffer.key)), End::Decode, rank);
-            list.pages.iter().enumerate().try_for_each(|(place, page)| limit.check(*page, place).map(drop))?;
+            limit.check_all(list.pages)?;
             Seen::default().check(list.pages, rank)?;
         }
         Ok(())

@@ -150,6 +150,16 @@ impl Limit {
         (self.end, self.rank)
     }
 
+    /// Checks all pages of a list.
+    pub(crate) fn check_all(&self, pages: &[PageId]) -> Result<(), PlanError> {
+        // At once, which costs less than a branch for each. A negative number is a large one without its sign.
+        let count = self.page_count.min(1 << 31);
+        if pages.iter().fold(true, |fit, page| fit & (page.0.cast_unsigned() < count)) {
+            return Ok(());
+        }
+        pages.iter().enumerate().try_for_each(|(place, page)| self.check(*page, place).map(drop))
+    }
+
     /// The number of a page, if the rank has it. `place` is its place in the list, for the error.
     pub(crate) fn check(&self, page: PageId, place: usize) -> Result<u32, PlanError> {
         match u32::try_from(page.0) {

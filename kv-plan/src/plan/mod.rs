@@ -154,7 +154,7 @@ impl Pairing {
             plan.seen.check(span.dst_pages(), self.decode_rank())?;
             for section in self.sections().get(pair.sections.clone()).unwrap_or_default() {
                 let start = plan.runs.len();
-                let units = self.runs(section, &span, &mut plan.runs)?;
+                let units = self.runs(section, &span, &mut plan.runs);
                 let tables = self.tables_of(section, layers);
                 if plan.runs.len() == start || tables.is_empty() {
                     plan.runs.truncate(start);
@@ -182,9 +182,9 @@ impl Pairing {
     }
 
     /// The runs of a section; answers their units.
-    fn runs(&self, section: &Section, span: &Span<'_>, runs: &mut Vec<Run>) -> Result<u64, PlanError> {
+    fn runs(&self, section: &Section, span: &Span<'_>, runs: &mut Vec<Run>) -> u64 {
         match section.form {
-            Form::Tokens => merged(span, runs, |segment| Some(segment.tokens(span))),
+            Form::Tokens => tokens(span, runs),
             Form::Pages => merged(span, runs, |segment| segment.page(span)),
             Form::Rows => single(span, runs, |_| true),
             Form::Parts => single(span, runs, |segment| segment.page(span).is_none()),
@@ -192,8 +192,18 @@ impl Pairing {
     }
 }
 
+/// Runs of tokens across pages.
+fn tokens(span: &Span<'_>, runs: &mut Vec<Run>) -> u64 {
+    let mut units = 0;
+    let alike = span.token_runs(|run| {
+        units += run.count;
+        runs.push(run);
+    });
+    if alike { units } else { merged(span, runs, |segment| Some(segment.tokens(span))) }
+}
+
 /// Runs without rows, neighbours merged.
-fn merged(span: &Span<'_>, runs: &mut Vec<Run>, run: impl Fn(&Segment) -> Option<Run>) -> Result<u64, PlanError> {
+fn merged(span: &Span<'_>, runs: &mut Vec<Run>, run: impl Fn(&Segment) -> Option<Run>) -> u64 {
     let mut current = Run::zeroed();
     let mut units = 0;
     span.for_each(|segment| {
@@ -207,21 +217,21 @@ fn merged(span: &Span<'_>, runs: &mut Vec<Run>, run: impl Fn(&Segment) -> Option
             }
             current = next;
         }
-    })?;
+    });
     if current.count > 0 {
         runs.push(current);
     }
-    Ok(units)
+    units
 }
 
 /// A run for each segment, by rows.
-fn single(span: &Span<'_>, runs: &mut Vec<Run>, wanted: impl Fn(&Segment) -> bool) -> Result<u64, PlanError> {
+fn single(span: &Span<'_>, runs: &mut Vec<Run>, wanted: impl Fn(&Segment) -> bool) -> u64 {
     let mut units = 0;
     span.for_each(|segment| {
         if wanted(&segment) {
             units += segment.count;
             runs.push(segment.row());
         }
-    })?;
-    Ok(units)
+    });
+    units
 }

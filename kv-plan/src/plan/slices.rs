@@ -34,10 +34,12 @@ pub struct Slices<'a> {
     /// The current table, and the rest of its runs.
     table: Option<&'a Table>,
     runs: std::slice::Iter<'a, Run>,
-    /// The next slice of the current run, how far those after it are apart, and how many are left.
-    next: PlannedSlice,
+    /// The last slice of the current run, how far the next one is from it, and how many of the run are left.
+    last: PlannedSlice,
     steps: (u64, u64),
     left: u64,
+    /// Slices that are left in all.
+    all_left: u64,
 }
 
 impl<'a> Slices<'a> {
@@ -51,25 +53,32 @@ impl<'a> Slices<'a> {
             tables: [].iter(),
             table: None,
             runs: [].iter(),
-            next: PlannedSlice { key, src_offset: 0, dst_offset: 0, len: 0 },
+            last: PlannedSlice { key, src_offset: 0, dst_offset: 0, len: 0 },
             steps: (0, 0),
             left: 0,
+            all_left: plan.slices,
         }
     }
 
-    /// Goes to the next run, of the next table, of the next group.
-    fn advance(&mut self) -> Option<()> {
+    /// The first slice of the next run, of the next table, of the next group.
+    fn advance(&mut self) -> Option<PlannedSlice> {
         loop {
             if let Some(table) = self.table
                 && let Some(run) = self.runs.next()
             {
-                self.start(table, run);
-                return Some(());
+                return Some(self.start(table, run));
             }
+            self.next_table()?;
+        }
+    }
+
+    /// Goes to the next table, of the next group.
+    fn next_table(&mut self) -> Option<()> {
+        loop {
             self.table = self.tables.next();
             if self.table.is_some() {
                 self.runs = self.group_runs.iter();
-                continue;
+                return Some(());
             }
             let group = self.groups.next()?;
             self.tables = self.all_tables.get(group.tables.clone()).unwrap_or_default().iter();
@@ -77,32 +86,14 @@ impl<'a> Slices<'a> {
         }
     }
 
-    fn start(&mut self, table: &Table, run: &Run) {
-        // None of this wraps for the pairing that the plan was made with: its buffers lie inside their regions.
-        let offset = |base: u64, row: u64, row_stride: u64, unit: u64, stride: u64| {
-            base.wrapping_add(row.wrapping_mul(row_stride)).wrapping_add(unit.wrapping_mul(stride))
-        };
+    fn start(&mut self, table: &Table, run: &Run) -> PlannedSlice {
         let merged = is_contiguous(table);
-        self.next = PlannedSlice {
-            key: table.key,
-            src_offset: offset(
-                table.src_base - table.src_start,
-                run.src_row,
-                table.src_row_stride,
-                run.src,
-                table.src_stride,
-            ),
-            dst_offset: offset(
-                table.dst_base - table.dst_start,
-                run.dst_row,
-                table.dst_row_stride,
-                run.dst,
-                table.dst_stride,
-            ),
-            len: if merged { run.count.wrapping_mul(table.len) } else { table.len },
-        };
-        self.steps = (table.src_stride, table.dst_stride);
-        self.left = if merged { 1 } else { run.count };
+        let slice = first_slice(table, run, merged);
+        self.left = if merged { 0 } else { run.count.saturating_sub(1) };
+        if self.left > 0 {
+            (self.last, self.steps) = (slice, (table.src_stride, table.dst_stride));
+        }
+        slice
     }
 }
 
@@ -111,27 +102,62 @@ impl Iterator for Slices<'_> {
 
     fn next(&mut self) -> Option<PlannedSlice> {
         if self.left == 0 {
-            self.advance()?;
+            let slice = self.advance()?;
+            self.all_left = self.all_left.saturating_sub(1);
+            return Some(slice);
         }
-        let slice = self.next;
-        self.next.src_offset = slice.src_offset.wrapping_add(self.steps.0);
-        self.next.dst_offset = slice.dst_offset.wrapping_add(self.steps.1);
         self.left -= 1;
-        Some(slice)
+        self.all_left = self.all_left.saturating_sub(1);
+        self.last.src_offset = self.last.src_offset.wrapping_add(self.steps.0);
+        self.last.dst_offset = self.last.dst_offset.wrapping_add(self.steps.1);
+        Some(self.last)
     }
 
-    /// Whole runs at a time: what `for_each`, `extend` and `collect` go by.
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = usize::try_from(self.all_left).unwrap_or(usize::MAX);
+        (left, Some(left))
+    }
+
+    /// Whole tables at a time, which is faster: what `for_each` goes by.
     fn fold<B, F: FnMut(B, PlannedSlice) -> B>(mut self, init: B, mut f: F) -> B {
         let mut sum = init;
-        while self.left > 0 || self.advance().is_some() {
-            let (mut slice, (src, dst)) = (self.next, self.steps);
-            for _ in 0..self.left {
-                sum = f(sum, slice);
-                slice.src_offset = slice.src_offset.wrapping_add(src);
-                slice.dst_offset = slice.dst_offset.wrapping_add(dst);
-            }
-            self.left = 0;
+        let mut slice = self.last;
+        for _ in 0..self.left {
+            slice.src_offset = slice.src_offset.wrapping_add(self.steps.0);
+            slice.dst_offset = slice.dst_offset.wrapping_add(self.steps.1);
+            sum = f(sum, slice);
         }
-        sum
+        loop {
+            if let Some(table) = self.table {
+                let merged = is_contiguous(table);
+                for run in self.runs.by_ref() {
+                    let mut slice = first_slice(table, run, merged);
+                    let units = if merged { 1 } else { run.count };
+                    for _ in 0..units {
+                        sum = f(sum, slice);
+                        slice.src_offset = slice.src_offset.wrapping_add(table.src_stride);
+                        slice.dst_offset = slice.dst_offset.wrapping_add(table.dst_stride);
+                    }
+                }
+            }
+            if self.next_table().is_none() {
+                return sum;
+            }
+        }
+    }
+}
+
+/// The first slice of a run, or all of it where it is one.
+fn first_slice(table: &Table, run: &Run, merged: bool) -> PlannedSlice {
+    // None of this wraps for the pairing that the plan was made with: its buffers lie inside their regions.
+    let offset = |base: u64, row: u64, row_stride: u64, unit: u64, stride: u64| {
+        base.wrapping_add(row.wrapping_mul(row_stride)).wrapping_add(unit.wrapping_mul(stride))
+    };
+    let (src, dst) = (table.src_base - table.src_start, table.dst_base - table.dst_start);
+    PlannedSlice {
+        key: table.key,
+        src_offset: offset(src, run.src_row, table.src_row_stride, run.src, table.src_stride),
+        dst_offset: offset(dst, run.dst_row, table.dst_row_stride, run.dst, table.dst_stride),
+        len: if merged { run.count.wrapping_mul(table.len) } else { table.len },
     }
 }

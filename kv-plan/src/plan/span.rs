@@ -148,11 +148,16 @@ impl Side<'_> {
         })
     }
 
-    fn page(&self, page: u64) -> Result<u64, PlanError> {
+    /// Checks the pages that hold tokens before `stop`.
+    fn check_pages(&self, stop: u64) -> Result<(), PlanError> {
+        let needed = usize::try_from(self.grid.needed(stop)).unwrap_or(usize::MAX);
+        self.limit.check_all(self.pages.get(..needed).unwrap_or(self.pages))
+    }
+
+    /// The page that a page of the request is on this side. The list was checked: it is long enough, and its pages are there.
+    fn page(&self, page: u64) -> u64 {
         let place = usize::try_from(self.grid.place(page)).unwrap_or(usize::MAX);
-        // The list was checked to be long enough.
-        let page = self.pages.get(place).copied().unwrap_or(PageId(-1));
-        self.limit.check(page, place).map(u64::from)
+        self.pages.get(place).copied().map_or(0, number)
     }
 }
 
@@ -250,6 +255,8 @@ impl<'a> Span<'a> {
             }
             None => all_tokens(pool, &from, &to)?,
         };
+        from.check_pages(tokens.end)?;
+        to.limit.check_all(to.pages)?;
         let tokens = asked.windowed(pair, tokens)?;
         Ok(Some(Self { src: from, dst: to, tokens }))
     }
@@ -259,7 +266,7 @@ impl<'a> Span<'a> {
     }
 
     /// Goes through the tokens, in pieces that are in one page on either side.
-    pub(super) fn for_each(&self, mut each: impl FnMut(Segment)) -> Result<(), PlanError> {
+    pub(super) fn for_each(&self, mut each: impl FnMut(Segment)) {
         let (src, dst) = (&self.src, &self.dst);
         if self.are_pages_alike() {
             return self.for_each_page(each);
@@ -279,15 +286,14 @@ impl<'a> Span<'a> {
                 break;
             }
             each(Segment {
-                src_page: src.page(src_page)?,
+                src_page: src.page(src_page),
                 src: token % src.grid.page_tokens,
-                dst_page: dst.page(dst_page)?,
+                dst_page: dst.page(dst_page),
                 dst: token % dst.grid.page_tokens,
                 count: end - token,
             });
             token = end;
         }
-        Ok(())
     }
 
     /// Whether page after page goes to page after page.
@@ -297,35 +303,77 @@ impl<'a> Span<'a> {
     }
 
     /// The same without a division for each page, which is what most requests are.
-    fn for_each_page(&self, mut each: impl FnMut(Segment)) -> Result<(), PlanError> {
+    fn for_each_page(&self, mut each: impl FnMut(Segment)) {
         let page_tokens = self.src.grid.page_tokens;
-        let (start, end) = (self.tokens.start, self.tokens.end);
-        if start >= end {
-            return Ok(());
+        let (pairs, mut token) = (self.pairs(), self.tokens.start);
+        for (src, dst) in pairs.src.iter().zip(pairs.dst) {
+            let in_page = token - token / page_tokens * page_tokens;
+            let count = (page_tokens - in_page).min(self.tokens.end - token);
+            each(Segment { src_page: number(*src), src: in_page, dst_page: number(*dst), dst: in_page, count });
+            token += count;
         }
-        let first = start / page_tokens;
-        let skip = |side: &Side<'_>| usize::try_from(first - side.grid.first_page).unwrap_or(usize::MAX);
-        let (src_skip, dst_skip) = (skip(&self.src), skip(&self.dst));
-        let pages = |side: &Side<'a>, skip| side.pages.get(skip..).unwrap_or_default();
-        let pairs = pages(&self.src, src_skip).iter().zip(pages(&self.dst, dst_skip));
-        let mut token = start;
-        let mut in_page = start - first * page_tokens;
-        for (place, (src, dst)) in pairs.enumerate() {
-            if token >= end {
-                break;
-            }
-            let count = (page_tokens - in_page).min(end - token);
-            each(Segment {
-                src_page: self.src.limit.check(*src, src_skip + place)?.into(),
-                src: in_page,
-                dst_page: self.dst.limit.check(*dst, dst_skip + place)?.into(),
-                dst: in_page,
-                count,
-            });
-            (token, in_page) = (token + count, 0);
-        }
-        Ok(())
     }
+
+    /// The pages of both sides that hold the tokens, where page after page goes to page after page.
+    fn pairs(&self) -> Pairs<'a> {
+        let (page_tokens, Range { start, end }) = (self.src.grid.page_tokens, self.tokens.clone());
+        if start >= end {
+            return Pairs { src: &[], dst: &[] };
+        }
+        let pages = |side: &Side<'a>| {
+            let place = |page: u64| usize::try_from(page - side.grid.first_page).unwrap_or(usize::MAX);
+            let own = place(start / page_tokens)..place(end.div_ceil(page_tokens));
+            side.pages.get(own).unwrap_or_default()
+        };
+        Pairs { src: pages(&self.src), dst: pages(&self.dst) }
+    }
+
+    /// Runs of tokens of all pages, where neighbours are merged: for tables whose pages are nothing but their tokens.
+    pub(super) fn token_runs(&self, mut each: impl FnMut(Run)) -> bool {
+        if !self.are_pages_alike() {
+            return false;
+        }
+        let (page_tokens, Range { start, end }) = (self.src.grid.page_tokens, self.tokens.clone());
+        let first = start / page_tokens;
+        self.pairs().stretches(|place, count, src, dst| {
+            // The tokens of these pages, as far as they move.
+            let from = ((first + place) * page_tokens).max(start);
+            let stop = ((first + place + count) * page_tokens).min(end);
+            let in_page = from - (first + place) * page_tokens;
+            let unit = |page: u64| page * page_tokens + in_page;
+            each(Run { src: unit(src), dst: unit(dst), count: stop - from, ..Run::zeroed() });
+        });
+        true
+    }
+}
+
+/// As many pages of the two sides, which go to each other one by one.
+struct Pairs<'a> {
+    src: &'a [PageId],
+    dst: &'a [PageId],
+}
+
+impl Pairs<'_> {
+    /// Calls with the place, the number and the first pages of neighbours that step by one on both sides.
+    fn stretches(&self, mut each: impl FnMut(u64, u64, u64, u64)) {
+        let (Some(mut src), Some(mut dst)) = (self.src.first(), self.dst.first()) else { return };
+        let mut start = 0;
+        let steps = self.src.windows(2).zip(self.dst.windows(2));
+        for (place, (from, to)) in (1..).zip(steps) {
+            let ([a, next_src], [b, next_dst]) = (from, to) else { return };
+            // No page is the last of 32 bits: all are below the number of pages.
+            if (next_src.0.wrapping_sub(a.0) != 1) | (next_dst.0.wrapping_sub(b.0) != 1) {
+                each(start, place - start, number(*src), number(*dst));
+                (start, src, dst) = (place, next_src, next_dst);
+            }
+        }
+        each(start, self.src.len() as u64 - start, number(*src), number(*dst));
+    }
+}
+
+/// The number of a page that was checked, and so is not negative.
+fn number(page: PageId) -> u64 {
+    page.0.cast_unsigned().into()
 }
 
 /// All tokens of two lists that hold the same.
@@ -373,6 +421,7 @@ pub(super) fn received(
         }
         None => to.grid.first_token()..to.grid.stop(to.pages.len()).ok_or(PlanError::Overflow)?,
     };
+    to.limit.check_all(to.pages)?;
     let tokens = asked.windowed(pair, tokens)?;
     let from = Grid { page_tokens: u64::from(pair.src_page_tokens.max(1)), first_page: 0, turn: src_turn };
     let mut token = tokens.start;
@@ -391,7 +440,7 @@ pub(super) fn received(
             break;
         }
         let start = token % to.grid.page_tokens;
-        each(to.page(page)?, start..start + (end - token));
+        each(to.page(page), start..start + (end - token));
         token = end;
     }
     Ok(())
