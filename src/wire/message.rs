@@ -199,5 +199,49 @@ mod tests {
                 let _ = metadata.check();
             }
         }
+
+        /// What decodes after a few bytes were changed is refused or used, and nothing panics on the way.
+        #[test]
+        fn changed_metadata_is_refused_or_used(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+            cut in prop::option::weighted(0.1, any::<prop::sample::Index>()),
+        ) {
+            let own = metadata();
+            let mut bytes = encode(&own).unwrap();
+            for (at, to) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = to;
+            }
+            if let Some(cut) = cut {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            if let Ok(other) = decode::<Metadata>(&bytes)
+                && other.check().is_ok()
+            {
+                let siblings = other.layout.siblings();
+                let siblings: Vec<&CacheLayout> = siblings.iter().collect();
+                let _ = (kv_plan::pair(&other.layout, &own.layout), kv_plan::pair(&own.layout, &other.layout));
+                let _ = (kv_plan::coverage(&siblings, &own.layout), kv_plan::explain(&own.layout, &other.layout).to_string());
+            }
+        }
+    }
+
+    /// Of a model with every kind of layer, a draft of another kind, and two tensor ranks.
+    fn metadata() -> Metadata {
+        let kinds = [
+            kv_plan::LayerKind::Full,
+            kv_plan::LayerKind::SlidingWindow { window: 8 },
+            kv_plan::LayerKind::Linear,
+            kv_plan::LayerKind::Indexed { dim: 4 },
+        ];
+        let attention = kv_plan::Attention::Heads { kv_heads: 2, key_dim: 3, value_dim: 2 };
+        let model = kv_plan::ModelShape::by_hand("all", attention, kinds.to_vec()).unwrap();
+        let model = model.with_linear(kv_plan::LinearState::gated_delta(2, 2, 2, 2, 4)).unwrap();
+        let draft = kv_plan::Attention::Latent { dim: 5 };
+        let mut side: kv_plan::Side = "pp=2,tp=2,draft=1,pages=3,slots=2".parse().unwrap();
+        side.draft_model = Some(kv_plan::ModelShape::by_hand("draft", draft, vec![kv_plan::LayerKind::Full]).unwrap());
+        let layout = side.layouts(&model, 4, kv_plan::Dtype::Bf16).unwrap().pop().unwrap();
+        let unavailable = vec![("rdma".to_owned(), "no device".to_owned())];
+        Metadata { role: Role::Decode, deployment: "d".into(), layout, transports: vec!["quic".into()], unavailable }
     }
 }
