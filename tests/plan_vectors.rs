@@ -244,6 +244,22 @@ fn layers_of_every_kind_move() {
 }
 
 #[test]
+fn groups_and_positions_are_not_counted_twice() {
+    let args = "--config {models}/llama-3-70b.json --page 16 --prefill cp=2,dp=2 --decode dp=3,page=32";
+    let document = json(&plan(&format!("{args} --json")));
+    assert_eq!(
+        (document["transfers"].as_array().expect("a list").len(), &document["bytes"]),
+        (12, &(160 * 2_048).into())
+    );
+    // Four pages of 16 tokens, dealt to two, are two of 32; five are not.
+    let request = |src: &str| format!("{args} --src-pages {src} --dst-pages 7,9 --from pp0.tp0.cp1 --to pp0.tp0");
+    let document = json(&plan(&format!("{} --json", request("1,2,3,4"))));
+    assert_eq!(document["bytes"], 160 * 2 * 16 * 2_048);
+    let message = refused(&request("1,2,3,4,5"), "page_count");
+    assert!(message.contains("lists 5 pages and decode 2"), "{message}");
+}
+
+#[test]
 fn the_layouts_are_explained_beside_each_other() {
     let args = "--config {models}/llama-3-70b.json --page 16 --prefill tp=4 --explain";
     let text = String::from_utf8_lossy(&plan(&format!("{args} --decode tp=8")).stdout).into_owned();

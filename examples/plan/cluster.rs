@@ -3,8 +3,8 @@
 use std::fs;
 
 use kv_plan::{
-    CacheLayout, Dtype, End, Mismatch, ModelShape, PageId, PageList, Pages, Pairing, Plan, PlannedSlice, Pool,
-    PoolKind, Rank, Routes, Side, explain, routes,
+    CacheLayout, Dtype, End, Mismatch, ModelShape, PageId, PageList, Pages, Pairing, Plan, PlanError, PlannedSlice,
+    Pool, PoolKind, Rank, Routes, Side, explain, routes,
 };
 
 use crate::{
@@ -89,20 +89,38 @@ impl Cluster {
         };
         let (src, dst) = (of(&src[..], &src_slot[..]), of(&dst[..], &dst_slot[..]));
         let mut pages = Pages::from(&src[..]);
-        if let Some(tokens) = args.tokens.or_else(|| self.tokens_of(lists)) {
+        if let Some(tokens) = args.tokens.map_or_else(|| self.tokens_of(lists), |tokens| Ok(Some(tokens)))? {
             pages = pages.tokens(0..tokens);
         }
         Ok(pairing.plan(pages, &dst[..], plan)?)
     }
 
-    /// The tokens of the request, where the pages of a rank do not tell: with context parallelism.
-    fn tokens_of(&self, lists: &PageLists) -> Option<u64> {
-        let side = |side: &[CacheLayout], pages: &[PageId]| {
-            let layout = side.first()?;
-            Some((layout.shard.cp, pages.len() as u64 * u64::from(layout.page_tokens)))
+    /// The tokens of the request, where the pages of a rank do not tell: with context parallelism. The lists of both sides have to
+    /// be of the same tokens.
+    fn tokens_of(&self, lists: &PageLists) -> Result<Option<u64>, Failure> {
+        let side = |side: &[CacheLayout]| side.first().map(|layout| (layout.shard.cp, u64::from(layout.page_tokens)));
+        let Some(((src_cp, src_tokens), (dst_cp, dst_tokens))) = side(&self.prefill).zip(side(&self.decode)) else {
+            return Ok(None);
         };
-        let ((src_cp, src), (dst_cp, dst)) = side(&self.prefill, &lists.src).zip(side(&self.decode, &lists.dst))?;
-        (src_cp > 1 || dst_cp > 1).then_some(src.min(dst))
+        if src_cp == 1 && dst_cp == 1 {
+            return Ok(None);
+        }
+        let (src, dst) = (lists.src.len() as u64, lists.dst.len() as u64);
+        let tokens = (src * src_tokens).min(dst * dst_tokens);
+        if tokens.div_ceil(src_tokens) == src && tokens.div_ceil(dst_tokens) == dst {
+            return Ok(Some(tokens));
+        }
+        Err(Failure::from(PlanError::PageCount { prefill: lists.src.len(), decode: lists.dst.len() }))
+    }
+
+    /// Bytes that move in all: of a request, or else of a token, which one data-parallel group of each side has, and one of its
+    /// context-parallel ranks.
+    pub(crate) fn bytes(&self, args: &Args, transfers: &[Transfer]) -> u64 {
+        let is_whole = args.from.is_none() && args.to.is_none();
+        if is_whole && transfers.iter().all(|transfer| transfer.slices.is_none()) {
+            return self.routes.bytes_per_token();
+        }
+        transfers.iter().map(|transfer| transfer.bytes).fold(0, u64::saturating_add)
     }
 }
 

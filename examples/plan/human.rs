@@ -18,7 +18,7 @@ const SHOWN: usize = 24;
 /// Below it, what a piece costs by itself outweighs its bytes.
 const SMALL: u64 = 4096;
 
-pub(crate) fn print(out: &mut impl Write, cluster: &Cluster, transfers: &[Transfer]) -> io::Result<()> {
+pub(crate) fn print(out: &mut impl Write, cluster: &Cluster, transfers: &[Transfer], bytes: u64) -> io::Result<()> {
     writeln!(out, "{}", model(&cluster.model))?;
     writeln!(out, "prefill: {}", side(&cluster.prefill))?;
     writeln!(out, "decode:  {}", side(&cluster.decode))?;
@@ -26,7 +26,7 @@ pub(crate) fn print(out: &mut impl Write, cluster: &Cluster, transfers: &[Transf
     if transfers.is_empty() {
         writeln!(out, "nothing moves between these ranks")?;
     } else {
-        writeln!(out, "{}", overview(transfers))?;
+        writeln!(out, "{}", overview(transfers, bytes))?;
         costs(out, transfers)?;
     }
     for transfer in transfers {
@@ -81,7 +81,7 @@ fn other_axes(layout: &CacheLayout) -> String {
 }
 
 /// Who sends to whom and how much.
-fn overview(transfers: &[Transfer]) -> Table {
+fn overview(transfers: &[Transfer], total: u64) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     let with_slices = transfers.iter().any(|transfer| transfer.slices.is_some());
@@ -108,7 +108,6 @@ fn overview(transfers: &[Transfer]) -> Table {
     }
     if transfers.len() > 1 {
         let mut row = vec![String::new(); header.len()];
-        let total = transfers.iter().map(|transfer| transfer.bytes).fold(0, u64::saturating_add);
         let place = row.len() - 1 - usize::from(with_states);
         if let Some(first) = row.first_mut() {
             *first = "together".into();

@@ -56,7 +56,7 @@ struct ErrorBody<'a> {
     message: &'a str,
 }
 
-pub(crate) fn print(out: &mut impl Write, transfers: &[Transfer]) -> io::Result<()> {
+pub(crate) fn print(out: &mut impl Write, transfers: &[Transfer], bytes: u64) -> io::Result<()> {
     let document = Document {
         transfers: transfers
             .iter()
@@ -67,7 +67,7 @@ pub(crate) fn print(out: &mut impl Write, transfers: &[Transfer]) -> io::Result<
                 slices: transfer.slices.as_ref().map(|slices| slices.iter().map(JsonSlice::from).collect()),
             })
             .collect(),
-        bytes: transfers.iter().map(|transfer| transfer.bytes).fold(0, u64::saturating_add),
+        bytes,
     };
     line(out, &document)
 }

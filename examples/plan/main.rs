@@ -99,9 +99,9 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut out = BufWriter::new(io::stdout().lock());
     if args.json {
-        json::print(&mut out, &transfers)?;
+        json::print(&mut out, &transfers, cluster.bytes(args, &transfers))?;
     } else {
-        human::print(&mut out, &cluster, &transfers)?;
+        human::print(&mut out, &cluster, &transfers, cluster.bytes(args, &transfers))?;
     }
     out.flush()?;
     Ok(())
